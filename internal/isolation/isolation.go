@@ -1,0 +1,182 @@
+// Package isolation is the contract between the domain and the backends that keep sandboxes apart.
+//
+// A Backend starts an Instance from a Spec. Package isolation/conformance is the suite that every
+// backend passes. What does not belong here: anything that knows HTTP, SQL or a sandbox's lifetime;
+// those are package sandbox and above.
+//
+// # Lifecycle
+//
+//	Start ──► Instance (no identity) ──► guestwire claim ──► in use ──► Destroy
+//	                 ▲                                          │
+//	              Adopt (after a server restart) ◄──── Record ──┘
+//
+// # Failing closed
+//
+// A layer that the profile requires and the host lacks stops Start with errs.Unsupported, whose text
+// names the layer and whose hint names the remedy. Applied tells what was put in place.
+package isolation
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"time"
+
+	"casemate.dev/internal/rootfs"
+)
+
+// Profile is how much a sandbox's code may do inside its own walls.
+type Profile string
+
+// The profiles.
+const (
+	// Locked is for code that nobody read: one unprivileged user, no capabilities, no_new_privs.
+	Locked Profile = "locked"
+	// Standard is for agents that install packages: root inside its own uid range, a short list of
+	// capabilities, sudo works.
+	Standard Profile = "standard"
+)
+
+// Root is the planned root file system of an instance.
+type Root = rootfs.Plan
+
+// Limits bound what an instance may use. Zero means "the default" nowhere below the Manager: every
+// field is set.
+type Limits struct {
+	MemoryBytes int64   `json:"memory_bytes"`
+	CPUs        float64 `json:"cpus"` // shares of one core's time, as 1.5; more than the host has is cut
+	Pids        int     `json:"pids"`
+	OpenFiles   int     `json:"open_files"`
+	DiskBytes   int64   `json:"disk_bytes"`
+	Inodes      int64   `json:"inodes"` // 0: limited by DiskBytes where the store can't count files
+}
+
+// Spec is what Start needs. It carries no identity: names, environment and labels come with the claim.
+type Spec struct {
+	ID      string  `json:"id"`
+	Profile Profile `json:"profile"`
+	Root    Root    `json:"root"`
+	Limits  Limits  `json:"limits"`
+	// AllowMissing names layers that may be absent. Each one that is shows in Applied.Missing.
+	AllowMissing []string `json:"allow_missing,omitempty"`
+}
+
+// Capability is one thing that a backend could do on this host.
+type Capability struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok"`
+	// Required says that a profile can't start without it.
+	Required bool   `json:"required"`
+	Detail   string `json:"detail,omitempty"` // version, mechanism or why not
+	Remedy   string `json:"remedy,omitempty"` // what to do where OK is false
+}
+
+// Applied is what was really put in place for one instance. Nothing in it is a plan or a wish.
+type Applied struct {
+	Backend string  `json:"backend"`
+	Profile Profile `json:"profile"`
+	// HostUID is the first host uid of the instance's range and UIDCount its length.
+	HostUID        uint32   `json:"host_uid"`
+	UIDCount       uint32   `json:"uid_count"`
+	Namespaces     []string `json:"namespaces"`
+	Capabilities   []string `json:"capabilities"` // bounding set of every process, without "CAP_"
+	NoNewPrivs     bool     `json:"no_new_privs"`
+	Seccomp        string   `json:"seccomp"`      // "allow-list, N calls" or ""
+	LandlockABI    int      `json:"landlock_abi"` // 0: not applied
+	CgroupVersion  int      `json:"cgroup_version"`
+	Limits         Limits   `json:"limits"`
+	Disk           string   `json:"disk"`            // the mechanism, as in rootfs.DiskLimit
+	Network        string   `json:"network"`         // "none" or the gateway's device
+	GuestSeparated bool     `json:"guest_separated"` // PID 1 belongs to the outer user namespace
+	// Missing names the layers that the profile wants and this instance lacks.
+	Missing []string `json:"missing,omitempty"`
+	// Fields says who observed each group: "kernel" (read back), "server", "guest".
+	Observed map[string]string `json:"observed,omitempty"`
+}
+
+// Usage is what an instance has used so far, from the kernel's accounting.
+type Usage struct {
+	CPU            time.Duration
+	MemoryBytes    int64
+	MemoryPeak     int64
+	Pids           int
+	DiskBytes      int64
+	OOMKills       int64
+	ObservedByHost bool
+}
+
+// Exit says how an instance came to its end.
+type Exit struct {
+	// Reason is "destroyed", "guest_exited" or "guest_killed".
+	Reason string
+	Detail string
+}
+
+// Scope is the control group of one process and its descendants. The files go to the guest with
+// the start of the process; the guest places the process and kills its whole tree through them.
+type Scope interface {
+	// Files returns the descriptors to pass, in the order that Layout names. Each is a single file,
+	// never a directory. They stay owned by the Scope.
+	Files() []*os.File
+	// Layout names the files' roles: "tasks" (v1, write), "procs" (v1, read), "freezer" (v1, write),
+	// "kill" (v2, write), "dir" (v2, a detached mount of the one group).
+	Layout() []string
+	// Empty reports whether no process is left in the scope.
+	Empty() (bool, error)
+	// Kill ends everything in the scope from the host's side. Idempotent.
+	Kill(ctx context.Context) error
+	// Close closes the files, kills what is left and removes the group. Idempotent.
+	Close() error
+}
+
+// Instance is one running sandbox as its backend sees it. Methods are safe for concurrent use.
+type Instance interface {
+	// ID is the Spec's.
+	ID() string
+	// Record returns what Adopt needs after the server was restarted. Stable for the instance's life.
+	Record() json.RawMessage
+	// Applied returns what was put in place. Never blocks.
+	Applied() Applied
+	// Dial opens a new connection to the guest, which speaks package guestwire. The caller closes it.
+	// The returned connection is a *net.UnixConn where the backend can pass files.
+	Dial(ctx context.Context) (net.Conn, error)
+	// NewScope makes the control group for one process. Backends without one return a Scope with no
+	// files; the guest then kills by session and parentage.
+	NewScope(ctx context.Context, processID string) (Scope, error)
+	// OpenScope returns the scope of a process that was started before a server restart.
+	OpenScope(processID string) (Scope, error)
+	// Freeze stops every process of the payload, not the guest. Idempotent.
+	Freeze(ctx context.Context) error
+	// Thaw lets them go on. Idempotent.
+	Thaw(ctx context.Context) error
+	// Usage reads the kernel's accounting.
+	Usage(ctx context.Context) (Usage, error)
+	// Update changes limits of the running instance.
+	Update(ctx context.Context, l Limits) error
+	// Done is closed when the instance's first process has ended for whatever reason.
+	Done() <-chan struct{}
+	// Exit tells how, after Done is closed.
+	Exit() Exit
+	// Destroy ends every process and releases uid range, cgroups, mounts and run directory. It does
+	// not touch the Plan's directories. Idempotent; returns when nothing is left, within ctx.
+	Destroy(ctx context.Context) error
+}
+
+// Backend makes instances. Methods are safe for concurrent use.
+type Backend interface {
+	// Name is "namespace", "gvisor", "wasm" or "fake".
+	Name() string
+	// Capabilities probes the host; conclusive answers are cached.
+	Capabilities(ctx context.Context) []Capability
+	// Start builds an instance and returns when its guest answers. On error nothing is left behind.
+	// Kinds: Unsupported (a required layer is missing), ResourceExhausted (uid ranges), Internal.
+	Start(ctx context.Context, s Spec) (Instance, error)
+	// Adopt takes up an instance that an earlier server started. errs.NotFound means that it is gone.
+	Adopt(ctx context.Context, record json.RawMessage) (Instance, error)
+	// Sweep removes everything this server's backend left behind whose sandbox id is not in keep:
+	// processes, cgroups, mounts, run directories, uid claims. It returns what it removed, one line each.
+	Sweep(ctx context.Context, keep map[string]bool) ([]string, error)
+	// Close releases what the backend itself holds. Running instances go on.
+	Close() error
+}

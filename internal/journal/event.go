@@ -1,0 +1,87 @@
+// Package journal is the append-only record of what happened to each sandbox.
+//
+// It owns the event types and the Recorder interface; every change of state and every process
+// start and end passes through one Recorder. It imports neither the domain nor a backend.
+package journal
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Observer names who saw a fact. What only the guest saw is never called proved.
+type Observer string
+
+// The observers, the most trusted first.
+const (
+	Kernel Observer = "kernel" // read from the kernel by the server
+	Server Observer = "server" // done or measured by the server itself
+	Guest  Observer = "guest"  // said by the guest
+)
+
+// Type names what happened.
+type Type string
+
+// The event types. A type's facts are documented beside the struct that carries them.
+const (
+	SandboxCreated  Type = "sandbox.created"
+	SandboxStarted  Type = "sandbox.started"  // the isolation is up; facts hold Applied
+	SandboxClaimed  Type = "sandbox.claimed"  // identity given
+	SandboxUpdated  Type = "sandbox.updated"  // labels, lifetime, limits
+	SandboxAdopted  Type = "sandbox.adopted"  // taken up after a server restart
+	SandboxEnded    Type = "sandbox.ended"    // with the reason
+	SandboxDegraded Type = "sandbox.degraded" // a limit is hit and the sandbox still works
+	ProcessStarted  Type = "process.started"
+	ProcessEnded    Type = "process.ended"
+	FileWritten     Type = "file.written"
+	FileRead        Type = "file.read"
+	FileRemoved     Type = "file.removed"
+	FileMoved       Type = "file.moved"
+	PortDialed      Type = "port.dialed"
+	Conflict        Type = "conflict" // the guest's word and the kernel's differ
+	Gap             Type = "gap"      // something was not recorded; facts say what and why
+)
+
+// Event is one thing that happened. Sandbox and Type are set by the caller; the Recorder assigns
+// Seq and, where it is zero, Time.
+type Event struct {
+	Sandbox string    `json:"sandbox"`
+	Seq     uint64    `json:"seq"` // dense per sandbox, from 1
+	Time    time.Time `json:"time"`
+	Type    Type      `json:"type"`
+	Actor   string    `json:"actor"`             // the principal, or "server"
+	Process string    `json:"process,omitempty"` // id of the process it is about
+	// Facts holds one JSON object per observer.
+	Facts map[Observer]json.RawMessage `json:"facts,omitempty"`
+}
+
+// With returns a copy of e to which v, marshalled as a JSON object, is added as o's facts.
+func (e Event) With(o Observer, v any) Event {
+	facts := make(map[Observer]json.RawMessage, len(e.Facts)+1)
+	for k, f := range e.Facts {
+		facts[k] = f
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		b, _ = json.Marshal(map[string]string{"unrecordable": err.Error()})
+	}
+	facts[o] = b
+	e.Facts = facts
+	return e
+}
+
+// Recorder takes events. Implementations are safe for concurrent use and keep one sandbox's events
+// in the order of the calls.
+type Recorder interface {
+	// Record assigns the event's counter and puts it on its way; it returns once the event survives
+	// the death of this process (not a power loss). The returned event carries Seq and Time.
+	Record(ctx context.Context, e Event) (Event, error)
+	// Post is Record without the wait: the event has its counter and its place in the order, and is
+	// durable with the next Record of anything. Starts use it, since they never wait.
+	Post(e Event) Event
+	// Events returns sandbox's events with Seq > after, oldest first, at most limit (0: 1000).
+	Events(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error)
+	// Follow sends events of sandbox with Seq > after until ctx ends or send fails.
+	Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error
+}

@@ -1,0 +1,59 @@
+// Package rootfs holds the files of sandboxes: where layers lie, how much a writable layer may
+// grow, and what changed in it.
+//
+// It plans a root file system as a value (Plan); a backend of isolation mounts it. No code of this
+// package mounts anything for a sandbox, and none resolves a path in a tree that a running sandbox
+// can change, except through package linux/fd.
+package rootfs
+
+// Plan says what a sandbox's root file system is made of. All paths are host paths, absolute and
+// clean. A Plan is plain data: it may be stored as JSON and used again after a restart.
+type Plan struct {
+	// Lowers are the read-only layers of the root, the topmost first.
+	Lowers []string `json:"lowers"`
+	// Upper and Work are the writable layer and overlayfs's work directory, on one file system.
+	Upper string `json:"upper"`
+	Work  string `json:"work"`
+	// Binds are placed into the root in order, after the overlay is mounted.
+	Binds []Bind `json:"binds,omitempty"`
+	// Workspaces are further overlays placed into the root, after Binds.
+	Workspaces []Workspace `json:"workspaces,omitempty"`
+	// Disk is the limit that holds for Upper and for every workspace's upper directory together.
+	Disk DiskLimit `json:"disk"`
+	// Env is the environment that the template gives every process, lowest in precedence.
+	Env map[string]string `json:"env,omitempty"`
+	// User and Dir are the template's default user (a name in its /etc/passwd) and working directory.
+	User string `json:"user"`
+	Dir  string `json:"dir"`
+}
+
+// Bind is one host directory or file that shows, read-only, inside the root.
+type Bind struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+	// Mapped says that files keep their inside-ids through an idmapped mount. Template host binds
+	// /usr unmapped: its files then show as owned by nobody.
+	Mapped bool `json:"mapped,omitempty"`
+}
+
+// Workspace is a host directory that shows inside as copy-on-write: the sandbox sees Source,
+// writes go to Upper, and Source never changes.
+type Workspace struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+	Upper  string `json:"upper"`
+	Work   string `json:"work"`
+	// OwnerUID and OwnerGID are the host ids of Source; an idmap shows exactly these as the
+	// sandbox's default user.
+	OwnerUID int `json:"owner_uid"`
+	OwnerGID int `json:"owner_gid"`
+}
+
+// DiskLimit says how the size of a writable layer is held.
+type DiskLimit struct {
+	// Mechanism is "project-quota", "btrfs-quota" or "tmpfs".
+	Mechanism string `json:"mechanism"`
+	Bytes     int64  `json:"bytes"`
+	// Inodes is the limit on files; 0 means that the bytes limit them (btrfs).
+	Inodes int64 `json:"inodes,omitempty"`
+}

@@ -1,0 +1,139 @@
+// Package sandbox is the domain: what a sandbox is, which changes of state are legal, and the
+// Manager, the only one that makes them.
+//
+// It knows no wire protocol: packages api, e2b and mcp translate to it. It reaches the kernel only
+// through an isolation.Backend, and files only through package rootfs and the guest.
+package sandbox
+
+import (
+	"fmt"
+	"time"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation"
+)
+
+// State is where a sandbox is in its life.
+type State string
+
+// The states. Legal transitions:
+//
+//	starting ──► running ──► stopping ──► stopped
+//	    │          │ ▲ │                     ▲
+//	    │          ▼ │ └────────(guest dies)─┤
+//	    │         paused ─────► stopping     │
+//	    └────────────────────────────────────┘ (start failed)
+const (
+	Starting State = "starting"
+	Running  State = "running"
+	Paused   State = "paused"
+	Stopping State = "stopping"
+	Stopped  State = "stopped"
+)
+
+// EndReason says why a sandbox stopped.
+type EndReason string
+
+// The reasons.
+const (
+	EndDeleted     EndReason = "deleted"       // asked for
+	EndLifetime    EndReason = "lifetime"      // its lifetime ran out
+	EndIdle        EndReason = "idle"          // nobody used it for its idle limit
+	EndParent      EndReason = "parent_ended"  // its parent sandbox ended
+	EndGuestDied   EndReason = "guest_died"    // its first process ended by itself
+	EndStartFailed EndReason = "start_failed"  // it never ran
+	EndLost        EndReason = "lost"          // found dead when the server started
+	EndServerDown  EndReason = "server_closed" // the server was told to take its sandboxes along
+)
+
+// Principal is who asks.
+type Principal struct {
+	// ID is a key's id, "local" for the Unix socket, or "sandbox:<id>" for a sandbox calling back.
+	ID string
+	// Sandbox is set where a sandbox asks: what it creates becomes its child.
+	Sandbox string
+	// Admin may see and change every sandbox; others only those they own.
+	Admin bool
+}
+
+// Spec is what a caller asks for. Zero fields get the Manager's defaults.
+type Spec struct {
+	Template  string
+	Isolation string
+	Profile   isolation.Profile
+	Limits    isolation.Limits
+	Name      string // host name inside; default the id
+	Labels    map[string]string
+	Env       map[string]string
+	User      string
+	Dir       string
+	// Lifetime ends the sandbox that long after its start; 0: the default, < 0: none.
+	Lifetime time.Duration
+	// Idle ends it after that long without activity (see docs/architecture.md); 0: no idle limit.
+	Idle       time.Duration
+	Workspaces []Workspace
+	// AllowMissing names isolation layers that may be absent.
+	AllowMissing []string
+}
+
+// Workspace is a host directory that shows inside as copy-on-write.
+type Workspace struct {
+	Source string // host path
+	Target string // path inside; default /workspace
+}
+
+// Sandbox is a sandbox as callers see it. It is a copy: changing it changes nothing.
+type Sandbox struct {
+	ID        string
+	State     State
+	Spec      Spec
+	Owner     string // principal id
+	Parent    string // sandbox id, where a sandbox asked
+	CreatedAt time.Time
+	StartedAt time.Time
+	EndedAt   time.Time
+	// ExpiresAt is when its lifetime runs out; zero: never.
+	ExpiresAt time.Time
+	// LastActive is the last activity that the idle limit counts from.
+	LastActive time.Time
+	EndReason  EndReason
+	EndDetail  string
+	Applied    isolation.Applied
+	// Timings are how long the steps of its start took, for people who wonder.
+	Timings map[string]time.Duration
+}
+
+// TransitionError says that a sandbox's state does not allow a request.
+type TransitionError struct {
+	ID   string
+	From State
+	To   State // what the request would have needed; may be "" for "in use"
+}
+
+// Error implements error.
+func (e *TransitionError) Error() string {
+	if e.To == "" {
+		return fmt.Sprintf("sandbox %s is %s", e.ID, e.From)
+	}
+	return fmt.Sprintf("sandbox %s is %s and can't become %s", e.ID, e.From, e.To)
+}
+
+// Unwrap gives it its kind.
+func (e *TransitionError) Unwrap() error {
+	return errs.New(errs.FailedPrecondition, "%s", e.Error())
+}
+
+// CanBecome reports whether s → to is a legal transition.
+func (s State) CanBecome(to State) bool {
+	switch s {
+	case Starting:
+		return to == Running || to == Stopping || to == Stopped
+	case Running:
+		return to == Paused || to == Stopping || to == Stopped
+	case Paused:
+		return to == Running || to == Stopping || to == Stopped
+	case Stopping:
+		return to == Stopped
+	}
+	return false
+}
