@@ -1,0 +1,122 @@
+# Casemate's build. `make` alone lists what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+GOARCH ?= $(shell go env GOARCH)
+# Static programs: no C library decides how a name is resolved or a user looked up.
+export CGO_ENABLED ?= 0
+
+BIN := bin
+TOOLS := $(BIN)/tools
+GUEST := internal/guestbin/guest-$(GOARCH)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+# Packages in which several threads of control share state; the race detector runs over these.
+RACE := ./client/... ./internal/api/... ./internal/guest/... ./internal/guestwire/... ./internal/isolation/... \
+	./internal/journal/... ./internal/linux/... ./internal/policy/... ./internal/rootfs/... ./internal/sandbox/... \
+	./internal/server/... ./internal/store/...
+GOFILES = $(shell git ls-files --cached --others --exclude-standard '*.go' | grep -v '\.pb\.go$$\|\.connect\.go$$')
+TESTTIMEOUT ?= 10m
+FUZZTIME ?= 60s
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+# --- build -------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: ## Install the Debian packages that Casemate and its tests use (only what is missing)
+	@deploy/setup.sh --tests
+
+.PHONY: build
+build: guest ## Build bin/casemate with the guest inside it
+	go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/casemate ./cmd/casemate
+
+.PHONY: guest
+guest: ## Build the guest, the first process of each sandbox, for GOARCH
+	GOOS=linux GOARCH=$(GOARCH) go build -trimpath -ldflags '-s -w' -o $(GUEST) ./cmd/casemate-guest
+
+.PHONY: install
+install: build ## Install the program, completions and systemd unit (PREFIX=/usr/local)
+	deploy/install-files.sh $(BIN)/casemate "$${DESTDIR:-}" "$${PREFIX:-/usr/local}"
+
+.PHONY: dist
+dist: ## Static tarballs for amd64 and arm64, a Debian package each, checksums, in dist/
+	VERSION='$(VERSION)' deploy/dist.sh
+
+.PHONY: clean
+clean: ## Remove what the build made
+	rm -rf $(BIN)/casemate dist internal/guestbin/guest-*
+
+# --- run ---------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: ## Show Casemate at work: a sandbox, a small agent's task in it, what it changed
+	./demo.sh
+
+# --- check -------------------------------------------------------------------------------------
+
+.PHONY: test
+test: setup check unit race cross ## Everything that must hold before a change lands (as root)
+	@echo 'all checks and tests passed'
+
+.PHONY: check
+check: fmt vet lint ## Format, vet and lint
+
+.PHONY: fmt
+fmt: $(TOOLS)/.stamp ## Fail on files that gofumpt would change
+	@out=$$($(TOOLS)/gofumpt -l $(GOFILES)); if [ -n "$$out" ]; then echo "run gofumpt -w on:"; echo "$$out"; exit 1; fi
+
+.PHONY: vet
+vet: guest ## go vet over everything
+	go vet ./...
+
+.PHONY: lint
+lint: $(TOOLS)/.stamp ## staticcheck and golangci-lint (with the import law)
+	$(TOOLS)/staticcheck ./...
+	$(TOOLS)/golangci-lint run ./...
+
+.PHONY: unit
+unit: guest ## Unit tests, tests of the kernel's walls, scripts over the whole product
+	go test -timeout $(TESTTIMEOUT) ./...
+
+.PHONY: race
+race: guest ## The concurrent packages under the race detector
+	CGO_ENABLED=1 go test -race -timeout $(TESTTIMEOUT) $(RACE)
+
+.PHONY: cross
+cross: ## Build and vet for arm64
+	GOARCH=arm64 $(MAKE) guest
+	GOARCH=arm64 go build -trimpath -o /dev/null ./cmd/casemate
+	GOARCH=arm64 go vet ./...
+
+.PHONY: bench
+bench: build ## Measure against fork+exec, bubblewrap and runc on this machine
+	$(BIN)/casemate bench $(if $(ONLY),--only $(ONLY))
+
+.PHONY: nightly
+nightly: build ## The long ones: fuzzing, soak, building base, cgroup v2 in QEMU
+	FUZZTIME=$(FUZZTIME) test/nightly.sh
+
+# --- generate ----------------------------------------------------------------------------------
+
+.PHONY: tools
+tools: $(TOOLS)/.stamp ## Build the pinned tools of tools/go.mod into bin/tools
+
+$(TOOLS)/.stamp: tools/go.mod tools/go.sum
+	GOBIN=$(CURDIR)/$(TOOLS) go -C tools install tool
+	@touch $@
+
+.PHONY: generate
+generate: $(TOOLS)/.stamp ## Generate code and the OpenAPI document from proto/, and docs/cli
+	cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
+	$(MAKE) docs
+
+.PHONY: docs
+docs: ## Write the CLI reference, docs/cli
+	go run ./cmd/casemate docs docs/cli
