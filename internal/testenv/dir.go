@@ -1,0 +1,91 @@
+package testenv
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// tag marks everything that this test binary makes on the host, so that the leak checks tell it from
+// what other test binaries make at the same time.
+var tag = sync.OnceValue(func() string {
+	var b [3]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
+	t := "t" + hex.EncodeToString(b[:])
+	// Programs started with this environment are found by it even after their parent is gone.
+	_ = os.Setenv(tagVariable, t)
+	return t
+})
+
+const tagVariable = "CASEMATE_TEST_TAG"
+
+// RunDir makes a directory with a path of at most 30 bytes, since a Unix socket's path may have 107
+// (unix(7)) and t.TempDir spends most of them on the test's name. It goes when the test ends.
+func RunDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "cm-"+tag()+"-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A guest in its own id range has to reach the socket in it.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove run directory: %v", err)
+		}
+	})
+	return dir
+}
+
+// ServerID returns a server id that no other test uses. What carries it, such as control groups, is
+// found by NoLeaks.
+func ServerID(t testing.TB) string {
+	t.Helper()
+	var b [3]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
+	return tag() + hex.EncodeToString(b[:])
+}
+
+// Eventually waits until ok returns true and fails the test where it does not within limit.
+// It asks again after 1 ms at first, then less and less often.
+func Eventually(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	if !poll(limit, ok) {
+		t.Fatalf("after %v still not: %s", limit, what)
+	}
+}
+
+func poll(limit time.Duration, ok func() bool) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		if ok() {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return ok()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// ours reports whether a host path or name was made by this test binary.
+func ours(s string, dirs []string) bool {
+	if strings.Contains(s, tag()) {
+		return true
+	}
+	for _, d := range dirs {
+		if strings.Contains(s, d) {
+			return true
+		}
+	}
+	return false
+}
