@@ -57,23 +57,23 @@ const (
 // FileServiceClient is a client for the casemate.v1.FileService service.
 type FileServiceClient interface {
 	// StatFile describes a file.
-	StatFile(context.Context, *connect.Request[v1.StatFileRequest]) (*connect.Response[v1.File], error)
+	StatFile(context.Context, *v1.StatFileRequest) (*v1.File, error)
 	// ListFiles describes what a directory holds.
-	ListFiles(context.Context, *connect.Request[v1.ListFilesRequest]) (*connect.Response[v1.ListFilesResponse], error)
+	ListFiles(context.Context, *v1.ListFilesRequest) (*v1.ListFilesResponse, error)
 	// MakeDirectory makes a directory.
-	MakeDirectory(context.Context, *connect.Request[v1.MakeDirectoryRequest]) (*connect.Response[v1.File], error)
+	MakeDirectory(context.Context, *v1.MakeDirectoryRequest) (*v1.File, error)
 	// MoveFile renames a file.
-	MoveFile(context.Context, *connect.Request[v1.MoveFileRequest]) (*connect.Response[v1.File], error)
+	MoveFile(context.Context, *v1.MoveFileRequest) (*v1.File, error)
 	// RemoveFile removes a file, or a whole tree.
-	RemoveFile(context.Context, *connect.Request[v1.RemoveFileRequest]) (*connect.Response[v1.RemoveFileResponse], error)
+	RemoveFile(context.Context, *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error)
 	// ChangeMode changes a file's mode or owner.
-	ChangeMode(context.Context, *connect.Request[v1.ChangeModeRequest]) (*connect.Response[v1.File], error)
+	ChangeMode(context.Context, *v1.ChangeModeRequest) (*v1.File, error)
 	// ReadFile streams a file.
-	ReadFile(context.Context, *connect.Request[v1.ReadFileRequest]) (*connect.ServerStreamForClient[v1.ReadFileResponse], error)
+	ReadFile(context.Context, *v1.ReadFileRequest) (*connect.ServerStreamForClient[v1.ReadFileResponse], error)
 	// WriteFile replaces a file at once, so that nobody sees half of it; or writes into one.
-	WriteFile(context.Context) *connect.ClientStreamForClient[v1.WriteFileRequest, v1.File]
+	WriteFile(context.Context) (*connect.ClientStreamForClientSimple[v1.WriteFileRequest, v1.File], error)
 	// WatchFiles streams changes below a directory.
-	WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error)
+	WatchFiles(context.Context, *v1.WatchFilesRequest) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error)
 }
 
 // NewFileServiceClient constructs a client for the casemate.v1.FileService service. By default, it
@@ -158,70 +158,94 @@ type fileServiceClient struct {
 }
 
 // StatFile calls casemate.v1.FileService.StatFile.
-func (c *fileServiceClient) StatFile(ctx context.Context, req *connect.Request[v1.StatFileRequest]) (*connect.Response[v1.File], error) {
-	return c.statFile.CallUnary(ctx, req)
+func (c *fileServiceClient) StatFile(ctx context.Context, req *v1.StatFileRequest) (*v1.File, error) {
+	response, err := c.statFile.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListFiles calls casemate.v1.FileService.ListFiles.
-func (c *fileServiceClient) ListFiles(ctx context.Context, req *connect.Request[v1.ListFilesRequest]) (*connect.Response[v1.ListFilesResponse], error) {
-	return c.listFiles.CallUnary(ctx, req)
+func (c *fileServiceClient) ListFiles(ctx context.Context, req *v1.ListFilesRequest) (*v1.ListFilesResponse, error) {
+	response, err := c.listFiles.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // MakeDirectory calls casemate.v1.FileService.MakeDirectory.
-func (c *fileServiceClient) MakeDirectory(ctx context.Context, req *connect.Request[v1.MakeDirectoryRequest]) (*connect.Response[v1.File], error) {
-	return c.makeDirectory.CallUnary(ctx, req)
+func (c *fileServiceClient) MakeDirectory(ctx context.Context, req *v1.MakeDirectoryRequest) (*v1.File, error) {
+	response, err := c.makeDirectory.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // MoveFile calls casemate.v1.FileService.MoveFile.
-func (c *fileServiceClient) MoveFile(ctx context.Context, req *connect.Request[v1.MoveFileRequest]) (*connect.Response[v1.File], error) {
-	return c.moveFile.CallUnary(ctx, req)
+func (c *fileServiceClient) MoveFile(ctx context.Context, req *v1.MoveFileRequest) (*v1.File, error) {
+	response, err := c.moveFile.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RemoveFile calls casemate.v1.FileService.RemoveFile.
-func (c *fileServiceClient) RemoveFile(ctx context.Context, req *connect.Request[v1.RemoveFileRequest]) (*connect.Response[v1.RemoveFileResponse], error) {
-	return c.removeFile.CallUnary(ctx, req)
+func (c *fileServiceClient) RemoveFile(ctx context.Context, req *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error) {
+	response, err := c.removeFile.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ChangeMode calls casemate.v1.FileService.ChangeMode.
-func (c *fileServiceClient) ChangeMode(ctx context.Context, req *connect.Request[v1.ChangeModeRequest]) (*connect.Response[v1.File], error) {
-	return c.changeMode.CallUnary(ctx, req)
+func (c *fileServiceClient) ChangeMode(ctx context.Context, req *v1.ChangeModeRequest) (*v1.File, error) {
+	response, err := c.changeMode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ReadFile calls casemate.v1.FileService.ReadFile.
-func (c *fileServiceClient) ReadFile(ctx context.Context, req *connect.Request[v1.ReadFileRequest]) (*connect.ServerStreamForClient[v1.ReadFileResponse], error) {
-	return c.readFile.CallServerStream(ctx, req)
+func (c *fileServiceClient) ReadFile(ctx context.Context, req *v1.ReadFileRequest) (*connect.ServerStreamForClient[v1.ReadFileResponse], error) {
+	return c.readFile.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // WriteFile calls casemate.v1.FileService.WriteFile.
-func (c *fileServiceClient) WriteFile(ctx context.Context) *connect.ClientStreamForClient[v1.WriteFileRequest, v1.File] {
-	return c.writeFile.CallClientStream(ctx)
+func (c *fileServiceClient) WriteFile(ctx context.Context) (*connect.ClientStreamForClientSimple[v1.WriteFileRequest, v1.File], error) {
+	return c.writeFile.CallClientStreamSimple(ctx)
 }
 
 // WatchFiles calls casemate.v1.FileService.WatchFiles.
-func (c *fileServiceClient) WatchFiles(ctx context.Context, req *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error) {
-	return c.watchFiles.CallServerStream(ctx, req)
+func (c *fileServiceClient) WatchFiles(ctx context.Context, req *v1.WatchFilesRequest) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error) {
+	return c.watchFiles.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // FileServiceHandler is an implementation of the casemate.v1.FileService service.
 type FileServiceHandler interface {
 	// StatFile describes a file.
-	StatFile(context.Context, *connect.Request[v1.StatFileRequest]) (*connect.Response[v1.File], error)
+	StatFile(context.Context, *v1.StatFileRequest) (*v1.File, error)
 	// ListFiles describes what a directory holds.
-	ListFiles(context.Context, *connect.Request[v1.ListFilesRequest]) (*connect.Response[v1.ListFilesResponse], error)
+	ListFiles(context.Context, *v1.ListFilesRequest) (*v1.ListFilesResponse, error)
 	// MakeDirectory makes a directory.
-	MakeDirectory(context.Context, *connect.Request[v1.MakeDirectoryRequest]) (*connect.Response[v1.File], error)
+	MakeDirectory(context.Context, *v1.MakeDirectoryRequest) (*v1.File, error)
 	// MoveFile renames a file.
-	MoveFile(context.Context, *connect.Request[v1.MoveFileRequest]) (*connect.Response[v1.File], error)
+	MoveFile(context.Context, *v1.MoveFileRequest) (*v1.File, error)
 	// RemoveFile removes a file, or a whole tree.
-	RemoveFile(context.Context, *connect.Request[v1.RemoveFileRequest]) (*connect.Response[v1.RemoveFileResponse], error)
+	RemoveFile(context.Context, *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error)
 	// ChangeMode changes a file's mode or owner.
-	ChangeMode(context.Context, *connect.Request[v1.ChangeModeRequest]) (*connect.Response[v1.File], error)
+	ChangeMode(context.Context, *v1.ChangeModeRequest) (*v1.File, error)
 	// ReadFile streams a file.
-	ReadFile(context.Context, *connect.Request[v1.ReadFileRequest], *connect.ServerStream[v1.ReadFileResponse]) error
+	ReadFile(context.Context, *v1.ReadFileRequest, *connect.ServerStream[v1.ReadFileResponse]) error
 	// WriteFile replaces a file at once, so that nobody sees half of it; or writes into one.
-	WriteFile(context.Context, *connect.ClientStream[v1.WriteFileRequest]) (*connect.Response[v1.File], error)
+	WriteFile(context.Context, *connect.ClientStream[v1.WriteFileRequest]) (*v1.File, error)
 	// WatchFiles streams changes below a directory.
-	WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error
+	WatchFiles(context.Context, *v1.WatchFilesRequest, *connect.ServerStream[v1.WatchFilesResponse]) error
 }
 
 // NewFileServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -231,55 +255,55 @@ type FileServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	fileServiceMethods := v1.File_casemate_v1_file_proto.Services().ByName("FileService").Methods()
-	fileServiceStatFileHandler := connect.NewUnaryHandler(
+	fileServiceStatFileHandler := connect.NewUnaryHandlerSimple(
 		FileServiceStatFileProcedure,
 		svc.StatFile,
 		connect.WithSchema(fileServiceMethods.ByName("StatFile")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceListFilesHandler := connect.NewUnaryHandler(
+	fileServiceListFilesHandler := connect.NewUnaryHandlerSimple(
 		FileServiceListFilesProcedure,
 		svc.ListFiles,
 		connect.WithSchema(fileServiceMethods.ByName("ListFiles")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceMakeDirectoryHandler := connect.NewUnaryHandler(
+	fileServiceMakeDirectoryHandler := connect.NewUnaryHandlerSimple(
 		FileServiceMakeDirectoryProcedure,
 		svc.MakeDirectory,
 		connect.WithSchema(fileServiceMethods.ByName("MakeDirectory")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceMoveFileHandler := connect.NewUnaryHandler(
+	fileServiceMoveFileHandler := connect.NewUnaryHandlerSimple(
 		FileServiceMoveFileProcedure,
 		svc.MoveFile,
 		connect.WithSchema(fileServiceMethods.ByName("MoveFile")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceRemoveFileHandler := connect.NewUnaryHandler(
+	fileServiceRemoveFileHandler := connect.NewUnaryHandlerSimple(
 		FileServiceRemoveFileProcedure,
 		svc.RemoveFile,
 		connect.WithSchema(fileServiceMethods.ByName("RemoveFile")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceChangeModeHandler := connect.NewUnaryHandler(
+	fileServiceChangeModeHandler := connect.NewUnaryHandlerSimple(
 		FileServiceChangeModeProcedure,
 		svc.ChangeMode,
 		connect.WithSchema(fileServiceMethods.ByName("ChangeMode")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceReadFileHandler := connect.NewServerStreamHandler(
+	fileServiceReadFileHandler := connect.NewServerStreamHandlerSimple(
 		FileServiceReadFileProcedure,
 		svc.ReadFile,
 		connect.WithSchema(fileServiceMethods.ByName("ReadFile")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceWriteFileHandler := connect.NewClientStreamHandler(
+	fileServiceWriteFileHandler := connect.NewClientStreamHandlerSimple(
 		FileServiceWriteFileProcedure,
 		svc.WriteFile,
 		connect.WithSchema(fileServiceMethods.ByName("WriteFile")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fileServiceWatchFilesHandler := connect.NewServerStreamHandler(
+	fileServiceWatchFilesHandler := connect.NewServerStreamHandlerSimple(
 		FileServiceWatchFilesProcedure,
 		svc.WatchFiles,
 		connect.WithSchema(fileServiceMethods.ByName("WatchFiles")),
@@ -314,38 +338,38 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 // UnimplementedFileServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedFileServiceHandler struct{}
 
-func (UnimplementedFileServiceHandler) StatFile(context.Context, *connect.Request[v1.StatFileRequest]) (*connect.Response[v1.File], error) {
+func (UnimplementedFileServiceHandler) StatFile(context.Context, *v1.StatFileRequest) (*v1.File, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.StatFile is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) ListFiles(context.Context, *connect.Request[v1.ListFilesRequest]) (*connect.Response[v1.ListFilesResponse], error) {
+func (UnimplementedFileServiceHandler) ListFiles(context.Context, *v1.ListFilesRequest) (*v1.ListFilesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.ListFiles is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) MakeDirectory(context.Context, *connect.Request[v1.MakeDirectoryRequest]) (*connect.Response[v1.File], error) {
+func (UnimplementedFileServiceHandler) MakeDirectory(context.Context, *v1.MakeDirectoryRequest) (*v1.File, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.MakeDirectory is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) MoveFile(context.Context, *connect.Request[v1.MoveFileRequest]) (*connect.Response[v1.File], error) {
+func (UnimplementedFileServiceHandler) MoveFile(context.Context, *v1.MoveFileRequest) (*v1.File, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.MoveFile is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) RemoveFile(context.Context, *connect.Request[v1.RemoveFileRequest]) (*connect.Response[v1.RemoveFileResponse], error) {
+func (UnimplementedFileServiceHandler) RemoveFile(context.Context, *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.RemoveFile is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) ChangeMode(context.Context, *connect.Request[v1.ChangeModeRequest]) (*connect.Response[v1.File], error) {
+func (UnimplementedFileServiceHandler) ChangeMode(context.Context, *v1.ChangeModeRequest) (*v1.File, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.ChangeMode is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) ReadFile(context.Context, *connect.Request[v1.ReadFileRequest], *connect.ServerStream[v1.ReadFileResponse]) error {
+func (UnimplementedFileServiceHandler) ReadFile(context.Context, *v1.ReadFileRequest, *connect.ServerStream[v1.ReadFileResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.ReadFile is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) WriteFile(context.Context, *connect.ClientStream[v1.WriteFileRequest]) (*connect.Response[v1.File], error) {
+func (UnimplementedFileServiceHandler) WriteFile(context.Context, *connect.ClientStream[v1.WriteFileRequest]) (*v1.File, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.WriteFile is not implemented"))
 }
 
-func (UnimplementedFileServiceHandler) WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error {
+func (UnimplementedFileServiceHandler) WatchFiles(context.Context, *v1.WatchFilesRequest, *connect.ServerStream[v1.WatchFilesResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.FileService.WatchFiles is not implemented"))
 }

@@ -65,26 +65,26 @@ const (
 // ProcessServiceClient is a client for the casemate.v1.ProcessService service.
 type ProcessServiceClient interface {
 	// StartProcess starts a process. Starting an id that exists attaches to it.
-	StartProcess(context.Context, *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.Process], error)
+	StartProcess(context.Context, *v1.StartProcessRequest) (*v1.Process, error)
 	// Run starts a process, streams its output and closes with its end.
-	Run(context.Context, *connect.Request[v1.RunRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
+	Run(context.Context, *v1.RunRequest) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
 	// Execute starts a process, waits for its end and returns its output whole, as far as the buffer
 	// holds it. One-shot calls without a timeout get the server's (30 s).
-	Execute(context.Context, *connect.Request[v1.ExecuteRequest]) (*connect.Response[v1.ExecuteResponse], error)
+	Execute(context.Context, *v1.ExecuteRequest) (*v1.ExecuteResponse, error)
 	// Output streams what a process printed, from an offset on.
-	Output(context.Context, *connect.Request[v1.OutputRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
+	Output(context.Context, *v1.OutputRequest) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
 	// GetProcess shows one process, running or ended.
-	GetProcess(context.Context, *connect.Request[v1.GetProcessRequest]) (*connect.Response[v1.Process], error)
+	GetProcess(context.Context, *v1.GetProcessRequest) (*v1.Process, error)
 	// ListProcesses shows the processes that the API started in a sandbox.
-	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
+	ListProcesses(context.Context, *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error)
 	// WaitProcess returns when the process has ended, or after the timeout with what it is then.
-	WaitProcess(context.Context, *connect.Request[v1.WaitProcessRequest]) (*connect.Response[v1.Process], error)
+	WaitProcess(context.Context, *v1.WaitProcessRequest) (*v1.Process, error)
 	// WriteInput writes to a process's standard input or terminal.
-	WriteInput(context.Context, *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error)
+	WriteInput(context.Context, *v1.WriteInputRequest) (*v1.WriteInputResponse, error)
 	// SignalProcess sends a signal to a process, or to its whole tree.
-	SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error)
+	SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error)
 	// ResizeTerminal sets the size of a process's terminal.
-	ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error)
+	ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error)
 }
 
 // NewProcessServiceClient constructs a client for the casemate.v1.ProcessService service. By
@@ -176,78 +176,110 @@ type processServiceClient struct {
 }
 
 // StartProcess calls casemate.v1.ProcessService.StartProcess.
-func (c *processServiceClient) StartProcess(ctx context.Context, req *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.Process], error) {
-	return c.startProcess.CallUnary(ctx, req)
+func (c *processServiceClient) StartProcess(ctx context.Context, req *v1.StartProcessRequest) (*v1.Process, error) {
+	response, err := c.startProcess.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Run calls casemate.v1.ProcessService.Run.
-func (c *processServiceClient) Run(ctx context.Context, req *connect.Request[v1.RunRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error) {
-	return c.run.CallServerStream(ctx, req)
+func (c *processServiceClient) Run(ctx context.Context, req *v1.RunRequest) (*connect.ServerStreamForClient[v1.ProcessEvent], error) {
+	return c.run.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // Execute calls casemate.v1.ProcessService.Execute.
-func (c *processServiceClient) Execute(ctx context.Context, req *connect.Request[v1.ExecuteRequest]) (*connect.Response[v1.ExecuteResponse], error) {
-	return c.execute.CallUnary(ctx, req)
+func (c *processServiceClient) Execute(ctx context.Context, req *v1.ExecuteRequest) (*v1.ExecuteResponse, error) {
+	response, err := c.execute.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Output calls casemate.v1.ProcessService.Output.
-func (c *processServiceClient) Output(ctx context.Context, req *connect.Request[v1.OutputRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error) {
-	return c.output.CallServerStream(ctx, req)
+func (c *processServiceClient) Output(ctx context.Context, req *v1.OutputRequest) (*connect.ServerStreamForClient[v1.ProcessEvent], error) {
+	return c.output.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // GetProcess calls casemate.v1.ProcessService.GetProcess.
-func (c *processServiceClient) GetProcess(ctx context.Context, req *connect.Request[v1.GetProcessRequest]) (*connect.Response[v1.Process], error) {
-	return c.getProcess.CallUnary(ctx, req)
+func (c *processServiceClient) GetProcess(ctx context.Context, req *v1.GetProcessRequest) (*v1.Process, error) {
+	response, err := c.getProcess.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListProcesses calls casemate.v1.ProcessService.ListProcesses.
-func (c *processServiceClient) ListProcesses(ctx context.Context, req *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error) {
-	return c.listProcesses.CallUnary(ctx, req)
+func (c *processServiceClient) ListProcesses(ctx context.Context, req *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error) {
+	response, err := c.listProcesses.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // WaitProcess calls casemate.v1.ProcessService.WaitProcess.
-func (c *processServiceClient) WaitProcess(ctx context.Context, req *connect.Request[v1.WaitProcessRequest]) (*connect.Response[v1.Process], error) {
-	return c.waitProcess.CallUnary(ctx, req)
+func (c *processServiceClient) WaitProcess(ctx context.Context, req *v1.WaitProcessRequest) (*v1.Process, error) {
+	response, err := c.waitProcess.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // WriteInput calls casemate.v1.ProcessService.WriteInput.
-func (c *processServiceClient) WriteInput(ctx context.Context, req *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error) {
-	return c.writeInput.CallUnary(ctx, req)
+func (c *processServiceClient) WriteInput(ctx context.Context, req *v1.WriteInputRequest) (*v1.WriteInputResponse, error) {
+	response, err := c.writeInput.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SignalProcess calls casemate.v1.ProcessService.SignalProcess.
-func (c *processServiceClient) SignalProcess(ctx context.Context, req *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error) {
-	return c.signalProcess.CallUnary(ctx, req)
+func (c *processServiceClient) SignalProcess(ctx context.Context, req *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error) {
+	response, err := c.signalProcess.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ResizeTerminal calls casemate.v1.ProcessService.ResizeTerminal.
-func (c *processServiceClient) ResizeTerminal(ctx context.Context, req *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error) {
-	return c.resizeTerminal.CallUnary(ctx, req)
+func (c *processServiceClient) ResizeTerminal(ctx context.Context, req *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error) {
+	response, err := c.resizeTerminal.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ProcessServiceHandler is an implementation of the casemate.v1.ProcessService service.
 type ProcessServiceHandler interface {
 	// StartProcess starts a process. Starting an id that exists attaches to it.
-	StartProcess(context.Context, *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.Process], error)
+	StartProcess(context.Context, *v1.StartProcessRequest) (*v1.Process, error)
 	// Run starts a process, streams its output and closes with its end.
-	Run(context.Context, *connect.Request[v1.RunRequest], *connect.ServerStream[v1.ProcessEvent]) error
+	Run(context.Context, *v1.RunRequest, *connect.ServerStream[v1.ProcessEvent]) error
 	// Execute starts a process, waits for its end and returns its output whole, as far as the buffer
 	// holds it. One-shot calls without a timeout get the server's (30 s).
-	Execute(context.Context, *connect.Request[v1.ExecuteRequest]) (*connect.Response[v1.ExecuteResponse], error)
+	Execute(context.Context, *v1.ExecuteRequest) (*v1.ExecuteResponse, error)
 	// Output streams what a process printed, from an offset on.
-	Output(context.Context, *connect.Request[v1.OutputRequest], *connect.ServerStream[v1.ProcessEvent]) error
+	Output(context.Context, *v1.OutputRequest, *connect.ServerStream[v1.ProcessEvent]) error
 	// GetProcess shows one process, running or ended.
-	GetProcess(context.Context, *connect.Request[v1.GetProcessRequest]) (*connect.Response[v1.Process], error)
+	GetProcess(context.Context, *v1.GetProcessRequest) (*v1.Process, error)
 	// ListProcesses shows the processes that the API started in a sandbox.
-	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
+	ListProcesses(context.Context, *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error)
 	// WaitProcess returns when the process has ended, or after the timeout with what it is then.
-	WaitProcess(context.Context, *connect.Request[v1.WaitProcessRequest]) (*connect.Response[v1.Process], error)
+	WaitProcess(context.Context, *v1.WaitProcessRequest) (*v1.Process, error)
 	// WriteInput writes to a process's standard input or terminal.
-	WriteInput(context.Context, *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error)
+	WriteInput(context.Context, *v1.WriteInputRequest) (*v1.WriteInputResponse, error)
 	// SignalProcess sends a signal to a process, or to its whole tree.
-	SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error)
+	SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error)
 	// ResizeTerminal sets the size of a process's terminal.
-	ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error)
+	ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error)
 }
 
 // NewProcessServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -257,61 +289,61 @@ type ProcessServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewProcessServiceHandler(svc ProcessServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	processServiceMethods := v1.File_casemate_v1_process_proto.Services().ByName("ProcessService").Methods()
-	processServiceStartProcessHandler := connect.NewUnaryHandler(
+	processServiceStartProcessHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceStartProcessProcedure,
 		svc.StartProcess,
 		connect.WithSchema(processServiceMethods.ByName("StartProcess")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceRunHandler := connect.NewServerStreamHandler(
+	processServiceRunHandler := connect.NewServerStreamHandlerSimple(
 		ProcessServiceRunProcedure,
 		svc.Run,
 		connect.WithSchema(processServiceMethods.ByName("Run")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceExecuteHandler := connect.NewUnaryHandler(
+	processServiceExecuteHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceExecuteProcedure,
 		svc.Execute,
 		connect.WithSchema(processServiceMethods.ByName("Execute")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceOutputHandler := connect.NewServerStreamHandler(
+	processServiceOutputHandler := connect.NewServerStreamHandlerSimple(
 		ProcessServiceOutputProcedure,
 		svc.Output,
 		connect.WithSchema(processServiceMethods.ByName("Output")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceGetProcessHandler := connect.NewUnaryHandler(
+	processServiceGetProcessHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceGetProcessProcedure,
 		svc.GetProcess,
 		connect.WithSchema(processServiceMethods.ByName("GetProcess")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceListProcessesHandler := connect.NewUnaryHandler(
+	processServiceListProcessesHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceListProcessesProcedure,
 		svc.ListProcesses,
 		connect.WithSchema(processServiceMethods.ByName("ListProcesses")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceWaitProcessHandler := connect.NewUnaryHandler(
+	processServiceWaitProcessHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceWaitProcessProcedure,
 		svc.WaitProcess,
 		connect.WithSchema(processServiceMethods.ByName("WaitProcess")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceWriteInputHandler := connect.NewUnaryHandler(
+	processServiceWriteInputHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceWriteInputProcedure,
 		svc.WriteInput,
 		connect.WithSchema(processServiceMethods.ByName("WriteInput")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceSignalProcessHandler := connect.NewUnaryHandler(
+	processServiceSignalProcessHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceSignalProcessProcedure,
 		svc.SignalProcess,
 		connect.WithSchema(processServiceMethods.ByName("SignalProcess")),
 		connect.WithHandlerOptions(opts...),
 	)
-	processServiceResizeTerminalHandler := connect.NewUnaryHandler(
+	processServiceResizeTerminalHandler := connect.NewUnaryHandlerSimple(
 		ProcessServiceResizeTerminalProcedure,
 		svc.ResizeTerminal,
 		connect.WithSchema(processServiceMethods.ByName("ResizeTerminal")),
@@ -348,42 +380,42 @@ func NewProcessServiceHandler(svc ProcessServiceHandler, opts ...connect.Handler
 // UnimplementedProcessServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedProcessServiceHandler struct{}
 
-func (UnimplementedProcessServiceHandler) StartProcess(context.Context, *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.Process], error) {
+func (UnimplementedProcessServiceHandler) StartProcess(context.Context, *v1.StartProcessRequest) (*v1.Process, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.StartProcess is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) Run(context.Context, *connect.Request[v1.RunRequest], *connect.ServerStream[v1.ProcessEvent]) error {
+func (UnimplementedProcessServiceHandler) Run(context.Context, *v1.RunRequest, *connect.ServerStream[v1.ProcessEvent]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.Run is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) Execute(context.Context, *connect.Request[v1.ExecuteRequest]) (*connect.Response[v1.ExecuteResponse], error) {
+func (UnimplementedProcessServiceHandler) Execute(context.Context, *v1.ExecuteRequest) (*v1.ExecuteResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.Execute is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) Output(context.Context, *connect.Request[v1.OutputRequest], *connect.ServerStream[v1.ProcessEvent]) error {
+func (UnimplementedProcessServiceHandler) Output(context.Context, *v1.OutputRequest, *connect.ServerStream[v1.ProcessEvent]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.Output is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) GetProcess(context.Context, *connect.Request[v1.GetProcessRequest]) (*connect.Response[v1.Process], error) {
+func (UnimplementedProcessServiceHandler) GetProcess(context.Context, *v1.GetProcessRequest) (*v1.Process, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.GetProcess is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error) {
+func (UnimplementedProcessServiceHandler) ListProcesses(context.Context, *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.ListProcesses is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) WaitProcess(context.Context, *connect.Request[v1.WaitProcessRequest]) (*connect.Response[v1.Process], error) {
+func (UnimplementedProcessServiceHandler) WaitProcess(context.Context, *v1.WaitProcessRequest) (*v1.Process, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.WaitProcess is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) WriteInput(context.Context, *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error) {
+func (UnimplementedProcessServiceHandler) WriteInput(context.Context, *v1.WriteInputRequest) (*v1.WriteInputResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.WriteInput is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error) {
+func (UnimplementedProcessServiceHandler) SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.SignalProcess is not implemented"))
 }
 
-func (UnimplementedProcessServiceHandler) ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error) {
+func (UnimplementedProcessServiceHandler) ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.ProcessService.ResizeTerminal is not implemented"))
 }

@@ -66,24 +66,24 @@ const (
 // SandboxServiceClient is a client for the casemate.v1.SandboxService service.
 type SandboxServiceClient interface {
 	// CreateSandbox starts a sandbox and returns when its guest answers.
-	CreateSandbox(context.Context, *connect.Request[v1.CreateSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	CreateSandbox(context.Context, *v1.CreateSandboxRequest) (*v1.Sandbox, error)
 	// GetSandbox shows one sandbox, named by its id, a unique beginning of it (4 characters or more)
 	// or its name.
-	GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	GetSandbox(context.Context, *v1.GetSandboxRequest) (*v1.Sandbox, error)
 	// ListSandboxes shows sandboxes, the newest first, page by page.
-	ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error)
+	ListSandboxes(context.Context, *v1.ListSandboxesRequest) (*v1.ListSandboxesResponse, error)
 	// UpdateSandbox changes labels, lifetime, idle limit or limits of a running sandbox.
-	UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error)
 	// DeleteSandbox ends a sandbox with all its processes and files. Idempotent.
-	DeleteSandbox(context.Context, *connect.Request[v1.DeleteSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error)
 	// PauseSandbox freezes every process; memory is kept. Idempotent.
-	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error)
 	// ResumeSandbox lets a paused sandbox go on. Idempotent.
-	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	ResumeSandbox(context.Context, *v1.ResumeSandboxRequest) (*v1.Sandbox, error)
 	// GetUsage tells what a sandbox uses now, from the kernel's accounting.
-	GetUsage(context.Context, *connect.Request[v1.GetUsageRequest]) (*connect.Response[v1.Usage], error)
+	GetUsage(context.Context, *v1.GetUsageRequest) (*v1.Usage, error)
 	// ListChanges tells which files differ from the template, or from a workspace's source.
-	ListChanges(context.Context, *connect.Request[v1.ListChangesRequest]) (*connect.Response[v1.ListChangesResponse], error)
+	ListChanges(context.Context, *v1.ListChangesRequest) (*v1.ListChangesResponse, error)
 }
 
 // NewSandboxServiceClient constructs a client for the casemate.v1.SandboxService service. By
@@ -168,71 +168,107 @@ type sandboxServiceClient struct {
 }
 
 // CreateSandbox calls casemate.v1.SandboxService.CreateSandbox.
-func (c *sandboxServiceClient) CreateSandbox(ctx context.Context, req *connect.Request[v1.CreateSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
-	return c.createSandbox.CallUnary(ctx, req)
+func (c *sandboxServiceClient) CreateSandbox(ctx context.Context, req *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
+	response, err := c.createSandbox.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetSandbox calls casemate.v1.SandboxService.GetSandbox.
-func (c *sandboxServiceClient) GetSandbox(ctx context.Context, req *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
-	return c.getSandbox.CallUnary(ctx, req)
+func (c *sandboxServiceClient) GetSandbox(ctx context.Context, req *v1.GetSandboxRequest) (*v1.Sandbox, error) {
+	response, err := c.getSandbox.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListSandboxes calls casemate.v1.SandboxService.ListSandboxes.
-func (c *sandboxServiceClient) ListSandboxes(ctx context.Context, req *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error) {
-	return c.listSandboxes.CallUnary(ctx, req)
+func (c *sandboxServiceClient) ListSandboxes(ctx context.Context, req *v1.ListSandboxesRequest) (*v1.ListSandboxesResponse, error) {
+	response, err := c.listSandboxes.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // UpdateSandbox calls casemate.v1.SandboxService.UpdateSandbox.
-func (c *sandboxServiceClient) UpdateSandbox(ctx context.Context, req *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
-	return c.updateSandbox.CallUnary(ctx, req)
+func (c *sandboxServiceClient) UpdateSandbox(ctx context.Context, req *v1.UpdateSandboxRequest) (*v1.Sandbox, error) {
+	response, err := c.updateSandbox.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteSandbox calls casemate.v1.SandboxService.DeleteSandbox.
-func (c *sandboxServiceClient) DeleteSandbox(ctx context.Context, req *connect.Request[v1.DeleteSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
-	return c.deleteSandbox.CallUnary(ctx, req)
+func (c *sandboxServiceClient) DeleteSandbox(ctx context.Context, req *v1.DeleteSandboxRequest) (*v1.Sandbox, error) {
+	response, err := c.deleteSandbox.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PauseSandbox calls casemate.v1.SandboxService.PauseSandbox.
-func (c *sandboxServiceClient) PauseSandbox(ctx context.Context, req *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
-	return c.pauseSandbox.CallUnary(ctx, req)
+func (c *sandboxServiceClient) PauseSandbox(ctx context.Context, req *v1.PauseSandboxRequest) (*v1.Sandbox, error) {
+	response, err := c.pauseSandbox.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ResumeSandbox calls casemate.v1.SandboxService.ResumeSandbox.
-func (c *sandboxServiceClient) ResumeSandbox(ctx context.Context, req *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
-	return c.resumeSandbox.CallUnary(ctx, req)
+func (c *sandboxServiceClient) ResumeSandbox(ctx context.Context, req *v1.ResumeSandboxRequest) (*v1.Sandbox, error) {
+	response, err := c.resumeSandbox.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetUsage calls casemate.v1.SandboxService.GetUsage.
-func (c *sandboxServiceClient) GetUsage(ctx context.Context, req *connect.Request[v1.GetUsageRequest]) (*connect.Response[v1.Usage], error) {
-	return c.getUsage.CallUnary(ctx, req)
+func (c *sandboxServiceClient) GetUsage(ctx context.Context, req *v1.GetUsageRequest) (*v1.Usage, error) {
+	response, err := c.getUsage.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListChanges calls casemate.v1.SandboxService.ListChanges.
-func (c *sandboxServiceClient) ListChanges(ctx context.Context, req *connect.Request[v1.ListChangesRequest]) (*connect.Response[v1.ListChangesResponse], error) {
-	return c.listChanges.CallUnary(ctx, req)
+func (c *sandboxServiceClient) ListChanges(ctx context.Context, req *v1.ListChangesRequest) (*v1.ListChangesResponse, error) {
+	response, err := c.listChanges.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SandboxServiceHandler is an implementation of the casemate.v1.SandboxService service.
 type SandboxServiceHandler interface {
 	// CreateSandbox starts a sandbox and returns when its guest answers.
-	CreateSandbox(context.Context, *connect.Request[v1.CreateSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	CreateSandbox(context.Context, *v1.CreateSandboxRequest) (*v1.Sandbox, error)
 	// GetSandbox shows one sandbox, named by its id, a unique beginning of it (4 characters or more)
 	// or its name.
-	GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	GetSandbox(context.Context, *v1.GetSandboxRequest) (*v1.Sandbox, error)
 	// ListSandboxes shows sandboxes, the newest first, page by page.
-	ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error)
+	ListSandboxes(context.Context, *v1.ListSandboxesRequest) (*v1.ListSandboxesResponse, error)
 	// UpdateSandbox changes labels, lifetime, idle limit or limits of a running sandbox.
-	UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error)
 	// DeleteSandbox ends a sandbox with all its processes and files. Idempotent.
-	DeleteSandbox(context.Context, *connect.Request[v1.DeleteSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error)
 	// PauseSandbox freezes every process; memory is kept. Idempotent.
-	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error)
 	// ResumeSandbox lets a paused sandbox go on. Idempotent.
-	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.Sandbox], error)
+	ResumeSandbox(context.Context, *v1.ResumeSandboxRequest) (*v1.Sandbox, error)
 	// GetUsage tells what a sandbox uses now, from the kernel's accounting.
-	GetUsage(context.Context, *connect.Request[v1.GetUsageRequest]) (*connect.Response[v1.Usage], error)
+	GetUsage(context.Context, *v1.GetUsageRequest) (*v1.Usage, error)
 	// ListChanges tells which files differ from the template, or from a workspace's source.
-	ListChanges(context.Context, *connect.Request[v1.ListChangesRequest]) (*connect.Response[v1.ListChangesResponse], error)
+	ListChanges(context.Context, *v1.ListChangesRequest) (*v1.ListChangesResponse, error)
 }
 
 // NewSandboxServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -242,55 +278,55 @@ type SandboxServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	sandboxServiceMethods := v1.File_casemate_v1_sandbox_proto.Services().ByName("SandboxService").Methods()
-	sandboxServiceCreateSandboxHandler := connect.NewUnaryHandler(
+	sandboxServiceCreateSandboxHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceCreateSandboxProcedure,
 		svc.CreateSandbox,
 		connect.WithSchema(sandboxServiceMethods.ByName("CreateSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceGetSandboxHandler := connect.NewUnaryHandler(
+	sandboxServiceGetSandboxHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceGetSandboxProcedure,
 		svc.GetSandbox,
 		connect.WithSchema(sandboxServiceMethods.ByName("GetSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceListSandboxesHandler := connect.NewUnaryHandler(
+	sandboxServiceListSandboxesHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceListSandboxesProcedure,
 		svc.ListSandboxes,
 		connect.WithSchema(sandboxServiceMethods.ByName("ListSandboxes")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceUpdateSandboxHandler := connect.NewUnaryHandler(
+	sandboxServiceUpdateSandboxHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceUpdateSandboxProcedure,
 		svc.UpdateSandbox,
 		connect.WithSchema(sandboxServiceMethods.ByName("UpdateSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceDeleteSandboxHandler := connect.NewUnaryHandler(
+	sandboxServiceDeleteSandboxHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceDeleteSandboxProcedure,
 		svc.DeleteSandbox,
 		connect.WithSchema(sandboxServiceMethods.ByName("DeleteSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServicePauseSandboxHandler := connect.NewUnaryHandler(
+	sandboxServicePauseSandboxHandler := connect.NewUnaryHandlerSimple(
 		SandboxServicePauseSandboxProcedure,
 		svc.PauseSandbox,
 		connect.WithSchema(sandboxServiceMethods.ByName("PauseSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceResumeSandboxHandler := connect.NewUnaryHandler(
+	sandboxServiceResumeSandboxHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceResumeSandboxProcedure,
 		svc.ResumeSandbox,
 		connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceGetUsageHandler := connect.NewUnaryHandler(
+	sandboxServiceGetUsageHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceGetUsageProcedure,
 		svc.GetUsage,
 		connect.WithSchema(sandboxServiceMethods.ByName("GetUsage")),
 		connect.WithHandlerOptions(opts...),
 	)
-	sandboxServiceListChangesHandler := connect.NewUnaryHandler(
+	sandboxServiceListChangesHandler := connect.NewUnaryHandlerSimple(
 		SandboxServiceListChangesProcedure,
 		svc.ListChanges,
 		connect.WithSchema(sandboxServiceMethods.ByName("ListChanges")),
@@ -325,38 +361,38 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 // UnimplementedSandboxServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedSandboxServiceHandler struct{}
 
-func (UnimplementedSandboxServiceHandler) CreateSandbox(context.Context, *connect.Request[v1.CreateSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
+func (UnimplementedSandboxServiceHandler) CreateSandbox(context.Context, *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.CreateSandbox is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
+func (UnimplementedSandboxServiceHandler) GetSandbox(context.Context, *v1.GetSandboxRequest) (*v1.Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.GetSandbox is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error) {
+func (UnimplementedSandboxServiceHandler) ListSandboxes(context.Context, *v1.ListSandboxesRequest) (*v1.ListSandboxesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.ListSandboxes is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
+func (UnimplementedSandboxServiceHandler) UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.UpdateSandbox is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) DeleteSandbox(context.Context, *connect.Request[v1.DeleteSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
+func (UnimplementedSandboxServiceHandler) DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.DeleteSandbox is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
+func (UnimplementedSandboxServiceHandler) PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.PauseSandbox is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.Sandbox], error) {
+func (UnimplementedSandboxServiceHandler) ResumeSandbox(context.Context, *v1.ResumeSandboxRequest) (*v1.Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.ResumeSandbox is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) GetUsage(context.Context, *connect.Request[v1.GetUsageRequest]) (*connect.Response[v1.Usage], error) {
+func (UnimplementedSandboxServiceHandler) GetUsage(context.Context, *v1.GetUsageRequest) (*v1.Usage, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.GetUsage is not implemented"))
 }
 
-func (UnimplementedSandboxServiceHandler) ListChanges(context.Context, *connect.Request[v1.ListChangesRequest]) (*connect.Response[v1.ListChangesResponse], error) {
+func (UnimplementedSandboxServiceHandler) ListChanges(context.Context, *v1.ListChangesRequest) (*v1.ListChangesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SandboxService.ListChanges is not implemented"))
 }

@@ -63,9 +63,9 @@ const (
 // JournalServiceClient is a client for the casemate.v1.JournalService service.
 type JournalServiceClient interface {
 	// ListEvents reads recorded events, the oldest first.
-	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
+	ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error)
 	// FollowEvents streams events as they are recorded, from a counter on.
-	FollowEvents(context.Context, *connect.Request[v1.FollowEventsRequest]) (*connect.ServerStreamForClient[v1.Event], error)
+	FollowEvents(context.Context, *v1.FollowEventsRequest) (*connect.ServerStreamForClient[v1.Event], error)
 }
 
 // NewJournalServiceClient constructs a client for the casemate.v1.JournalService service. By
@@ -101,21 +101,25 @@ type journalServiceClient struct {
 }
 
 // ListEvents calls casemate.v1.JournalService.ListEvents.
-func (c *journalServiceClient) ListEvents(ctx context.Context, req *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {
-	return c.listEvents.CallUnary(ctx, req)
+func (c *journalServiceClient) ListEvents(ctx context.Context, req *v1.ListEventsRequest) (*v1.ListEventsResponse, error) {
+	response, err := c.listEvents.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // FollowEvents calls casemate.v1.JournalService.FollowEvents.
-func (c *journalServiceClient) FollowEvents(ctx context.Context, req *connect.Request[v1.FollowEventsRequest]) (*connect.ServerStreamForClient[v1.Event], error) {
-	return c.followEvents.CallServerStream(ctx, req)
+func (c *journalServiceClient) FollowEvents(ctx context.Context, req *v1.FollowEventsRequest) (*connect.ServerStreamForClient[v1.Event], error) {
+	return c.followEvents.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // JournalServiceHandler is an implementation of the casemate.v1.JournalService service.
 type JournalServiceHandler interface {
 	// ListEvents reads recorded events, the oldest first.
-	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
+	ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error)
 	// FollowEvents streams events as they are recorded, from a counter on.
-	FollowEvents(context.Context, *connect.Request[v1.FollowEventsRequest], *connect.ServerStream[v1.Event]) error
+	FollowEvents(context.Context, *v1.FollowEventsRequest, *connect.ServerStream[v1.Event]) error
 }
 
 // NewJournalServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -125,13 +129,13 @@ type JournalServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewJournalServiceHandler(svc JournalServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	journalServiceMethods := v1.File_casemate_v1_system_proto.Services().ByName("JournalService").Methods()
-	journalServiceListEventsHandler := connect.NewUnaryHandler(
+	journalServiceListEventsHandler := connect.NewUnaryHandlerSimple(
 		JournalServiceListEventsProcedure,
 		svc.ListEvents,
 		connect.WithSchema(journalServiceMethods.ByName("ListEvents")),
 		connect.WithHandlerOptions(opts...),
 	)
-	journalServiceFollowEventsHandler := connect.NewServerStreamHandler(
+	journalServiceFollowEventsHandler := connect.NewServerStreamHandlerSimple(
 		JournalServiceFollowEventsProcedure,
 		svc.FollowEvents,
 		connect.WithSchema(journalServiceMethods.ByName("FollowEvents")),
@@ -152,30 +156,30 @@ func NewJournalServiceHandler(svc JournalServiceHandler, opts ...connect.Handler
 // UnimplementedJournalServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedJournalServiceHandler struct{}
 
-func (UnimplementedJournalServiceHandler) ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {
+func (UnimplementedJournalServiceHandler) ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.JournalService.ListEvents is not implemented"))
 }
 
-func (UnimplementedJournalServiceHandler) FollowEvents(context.Context, *connect.Request[v1.FollowEventsRequest], *connect.ServerStream[v1.Event]) error {
+func (UnimplementedJournalServiceHandler) FollowEvents(context.Context, *v1.FollowEventsRequest, *connect.ServerStream[v1.Event]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.JournalService.FollowEvents is not implemented"))
 }
 
 // SystemServiceClient is a client for the casemate.v1.SystemService service.
 type SystemServiceClient interface {
 	// GetVersion tells which server answers.
-	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.Version], error)
+	GetVersion(context.Context, *v1.GetVersionRequest) (*v1.Version, error)
 	// GetHost tells what this host can do, per isolation.
-	GetHost(context.Context, *connect.Request[v1.GetHostRequest]) (*connect.Response[v1.Host], error)
+	GetHost(context.Context, *v1.GetHostRequest) (*v1.Host, error)
 	// ListTemplates shows what sandboxes can start from.
-	ListTemplates(context.Context, *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error)
+	ListTemplates(context.Context, *v1.ListTemplatesRequest) (*v1.ListTemplatesResponse, error)
 	// BuildTemplate builds a built-in template (base) and streams what it does.
-	BuildTemplate(context.Context, *connect.Request[v1.BuildTemplateRequest]) (*connect.ServerStreamForClient[v1.BuildProgress], error)
+	BuildTemplate(context.Context, *v1.BuildTemplateRequest) (*connect.ServerStreamForClient[v1.BuildProgress], error)
 	// CreateKey makes an API key. Its secret is in the answer and never again.
-	CreateKey(context.Context, *connect.Request[v1.CreateKeyRequest]) (*connect.Response[v1.CreateKeyResponse], error)
+	CreateKey(context.Context, *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error)
 	// ListKeys shows the keys, without their secrets.
-	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
+	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
 	// RevokeKey ends a key at once. Idempotent.
-	RevokeKey(context.Context, *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.Key], error)
+	RevokeKey(context.Context, *v1.RevokeKeyRequest) (*v1.Key, error)
 }
 
 // NewSystemServiceClient constructs a client for the casemate.v1.SystemService service. By default,
@@ -246,56 +250,80 @@ type systemServiceClient struct {
 }
 
 // GetVersion calls casemate.v1.SystemService.GetVersion.
-func (c *systemServiceClient) GetVersion(ctx context.Context, req *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.Version], error) {
-	return c.getVersion.CallUnary(ctx, req)
+func (c *systemServiceClient) GetVersion(ctx context.Context, req *v1.GetVersionRequest) (*v1.Version, error) {
+	response, err := c.getVersion.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetHost calls casemate.v1.SystemService.GetHost.
-func (c *systemServiceClient) GetHost(ctx context.Context, req *connect.Request[v1.GetHostRequest]) (*connect.Response[v1.Host], error) {
-	return c.getHost.CallUnary(ctx, req)
+func (c *systemServiceClient) GetHost(ctx context.Context, req *v1.GetHostRequest) (*v1.Host, error) {
+	response, err := c.getHost.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListTemplates calls casemate.v1.SystemService.ListTemplates.
-func (c *systemServiceClient) ListTemplates(ctx context.Context, req *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error) {
-	return c.listTemplates.CallUnary(ctx, req)
+func (c *systemServiceClient) ListTemplates(ctx context.Context, req *v1.ListTemplatesRequest) (*v1.ListTemplatesResponse, error) {
+	response, err := c.listTemplates.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // BuildTemplate calls casemate.v1.SystemService.BuildTemplate.
-func (c *systemServiceClient) BuildTemplate(ctx context.Context, req *connect.Request[v1.BuildTemplateRequest]) (*connect.ServerStreamForClient[v1.BuildProgress], error) {
-	return c.buildTemplate.CallServerStream(ctx, req)
+func (c *systemServiceClient) BuildTemplate(ctx context.Context, req *v1.BuildTemplateRequest) (*connect.ServerStreamForClient[v1.BuildProgress], error) {
+	return c.buildTemplate.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // CreateKey calls casemate.v1.SystemService.CreateKey.
-func (c *systemServiceClient) CreateKey(ctx context.Context, req *connect.Request[v1.CreateKeyRequest]) (*connect.Response[v1.CreateKeyResponse], error) {
-	return c.createKey.CallUnary(ctx, req)
+func (c *systemServiceClient) CreateKey(ctx context.Context, req *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error) {
+	response, err := c.createKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListKeys calls casemate.v1.SystemService.ListKeys.
-func (c *systemServiceClient) ListKeys(ctx context.Context, req *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error) {
-	return c.listKeys.CallUnary(ctx, req)
+func (c *systemServiceClient) ListKeys(ctx context.Context, req *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
+	response, err := c.listKeys.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RevokeKey calls casemate.v1.SystemService.RevokeKey.
-func (c *systemServiceClient) RevokeKey(ctx context.Context, req *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.Key], error) {
-	return c.revokeKey.CallUnary(ctx, req)
+func (c *systemServiceClient) RevokeKey(ctx context.Context, req *v1.RevokeKeyRequest) (*v1.Key, error) {
+	response, err := c.revokeKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SystemServiceHandler is an implementation of the casemate.v1.SystemService service.
 type SystemServiceHandler interface {
 	// GetVersion tells which server answers.
-	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.Version], error)
+	GetVersion(context.Context, *v1.GetVersionRequest) (*v1.Version, error)
 	// GetHost tells what this host can do, per isolation.
-	GetHost(context.Context, *connect.Request[v1.GetHostRequest]) (*connect.Response[v1.Host], error)
+	GetHost(context.Context, *v1.GetHostRequest) (*v1.Host, error)
 	// ListTemplates shows what sandboxes can start from.
-	ListTemplates(context.Context, *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error)
+	ListTemplates(context.Context, *v1.ListTemplatesRequest) (*v1.ListTemplatesResponse, error)
 	// BuildTemplate builds a built-in template (base) and streams what it does.
-	BuildTemplate(context.Context, *connect.Request[v1.BuildTemplateRequest], *connect.ServerStream[v1.BuildProgress]) error
+	BuildTemplate(context.Context, *v1.BuildTemplateRequest, *connect.ServerStream[v1.BuildProgress]) error
 	// CreateKey makes an API key. Its secret is in the answer and never again.
-	CreateKey(context.Context, *connect.Request[v1.CreateKeyRequest]) (*connect.Response[v1.CreateKeyResponse], error)
+	CreateKey(context.Context, *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error)
 	// ListKeys shows the keys, without their secrets.
-	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
+	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
 	// RevokeKey ends a key at once. Idempotent.
-	RevokeKey(context.Context, *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.Key], error)
+	RevokeKey(context.Context, *v1.RevokeKeyRequest) (*v1.Key, error)
 }
 
 // NewSystemServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -305,43 +333,43 @@ type SystemServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewSystemServiceHandler(svc SystemServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	systemServiceMethods := v1.File_casemate_v1_system_proto.Services().ByName("SystemService").Methods()
-	systemServiceGetVersionHandler := connect.NewUnaryHandler(
+	systemServiceGetVersionHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceGetVersionProcedure,
 		svc.GetVersion,
 		connect.WithSchema(systemServiceMethods.ByName("GetVersion")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceGetHostHandler := connect.NewUnaryHandler(
+	systemServiceGetHostHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceGetHostProcedure,
 		svc.GetHost,
 		connect.WithSchema(systemServiceMethods.ByName("GetHost")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceListTemplatesHandler := connect.NewUnaryHandler(
+	systemServiceListTemplatesHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceListTemplatesProcedure,
 		svc.ListTemplates,
 		connect.WithSchema(systemServiceMethods.ByName("ListTemplates")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceBuildTemplateHandler := connect.NewServerStreamHandler(
+	systemServiceBuildTemplateHandler := connect.NewServerStreamHandlerSimple(
 		SystemServiceBuildTemplateProcedure,
 		svc.BuildTemplate,
 		connect.WithSchema(systemServiceMethods.ByName("BuildTemplate")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceCreateKeyHandler := connect.NewUnaryHandler(
+	systemServiceCreateKeyHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceCreateKeyProcedure,
 		svc.CreateKey,
 		connect.WithSchema(systemServiceMethods.ByName("CreateKey")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceListKeysHandler := connect.NewUnaryHandler(
+	systemServiceListKeysHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceListKeysProcedure,
 		svc.ListKeys,
 		connect.WithSchema(systemServiceMethods.ByName("ListKeys")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceRevokeKeyHandler := connect.NewUnaryHandler(
+	systemServiceRevokeKeyHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceRevokeKeyProcedure,
 		svc.RevokeKey,
 		connect.WithSchema(systemServiceMethods.ByName("RevokeKey")),
@@ -372,30 +400,30 @@ func NewSystemServiceHandler(svc SystemServiceHandler, opts ...connect.HandlerOp
 // UnimplementedSystemServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedSystemServiceHandler struct{}
 
-func (UnimplementedSystemServiceHandler) GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.Version], error) {
+func (UnimplementedSystemServiceHandler) GetVersion(context.Context, *v1.GetVersionRequest) (*v1.Version, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.GetVersion is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) GetHost(context.Context, *connect.Request[v1.GetHostRequest]) (*connect.Response[v1.Host], error) {
+func (UnimplementedSystemServiceHandler) GetHost(context.Context, *v1.GetHostRequest) (*v1.Host, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.GetHost is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) ListTemplates(context.Context, *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error) {
+func (UnimplementedSystemServiceHandler) ListTemplates(context.Context, *v1.ListTemplatesRequest) (*v1.ListTemplatesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.ListTemplates is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) BuildTemplate(context.Context, *connect.Request[v1.BuildTemplateRequest], *connect.ServerStream[v1.BuildProgress]) error {
+func (UnimplementedSystemServiceHandler) BuildTemplate(context.Context, *v1.BuildTemplateRequest, *connect.ServerStream[v1.BuildProgress]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.BuildTemplate is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) CreateKey(context.Context, *connect.Request[v1.CreateKeyRequest]) (*connect.Response[v1.CreateKeyResponse], error) {
+func (UnimplementedSystemServiceHandler) CreateKey(context.Context, *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.CreateKey is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error) {
+func (UnimplementedSystemServiceHandler) ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.ListKeys is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) RevokeKey(context.Context, *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.Key], error) {
+func (UnimplementedSystemServiceHandler) RevokeKey(context.Context, *v1.RevokeKeyRequest) (*v1.Key, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.SystemService.RevokeKey is not implemented"))
 }
