@@ -1,0 +1,87 @@
+package sandbox
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"casemate.dev/internal/clock"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/rootfs"
+	"casemate.dev/internal/store"
+)
+
+// These names let packages above speak of a sandbox without importing what lies below it.
+type (
+	// Profile is how much a sandbox's code may do inside its own walls.
+	Profile = isolation.Profile
+	// Limits bound what a sandbox may use; a zero field means the default.
+	Limits = isolation.Limits
+	// Applied is what isolation was really put in place.
+	Applied = isolation.Applied
+	// Usage is what a sandbox has used so far.
+	Usage = isolation.Usage
+	// Capability is one thing that a backend could do on this host.
+	Capability = isolation.Capability
+	// Change is one file that differs from what a sandbox started from.
+	Change = rootfs.Change
+	// Template is what a sandbox starts from.
+	Template = rootfs.Template
+)
+
+// The profiles.
+const (
+	Locked   = isolation.Locked
+	Standard = isolation.Standard
+)
+
+// Config is what New needs.
+type Config struct {
+	DB      *store.DB
+	Journal journal.Recorder
+	// Backends holds the isolation backends by name.
+	Backends map[string]isolation.Backend
+	Roots    Roots
+	// Clock defaults to the system's, Log to nowhere.
+	Clock    clock.Clock
+	Log      *slog.Logger
+	Defaults Defaults
+	// MaxSandboxes bounds the sandboxes that exist at once, and MaxPerPrincipal those of one principal;
+	// 0: no bound.
+	MaxSandboxes    int
+	MaxPerPrincipal int
+	// HostPaths are directories of the server itself (data, keys, run): no workspace may lie in one, or
+	// hold one.
+	HostPaths []string
+}
+
+// Roots is what the Manager needs of package rootfs; rootfs.Store implements it.
+type Roots interface {
+	// Plan makes the writable layer of a sandbox and returns its root file system as a value.
+	Plan(ctx context.Context, r rootfs.Request) (rootfs.Plan, error)
+	// Release removes the writable layer. Idempotent.
+	Release(ctx context.Context, id string) error
+	// Sweep removes writable layers whose sandbox is not in keep and returns what it removed.
+	Sweep(ctx context.Context, keep map[string]bool) ([]string, error)
+	// Changes tells which files differ from the template, or from a workspace's source.
+	Changes(ctx context.Context, id string, p rootfs.Plan, workspace string) ([]rootfs.Change, error)
+	// Templates lists what a sandbox can start from.
+	Templates(ctx context.Context) ([]rootfs.Template, error)
+}
+
+// Defaults fill the zero fields of a Spec, and hold the layered timeouts. New fills its own zero
+// fields with the values in the comments.
+type Defaults struct {
+	Template  string        // "host"
+	Isolation string        // "namespace"
+	Profile   Profile       // "": the first that the template allows
+	Limits    Limits        // 1 GiB, all cores but 0.2, 512 pids, 4096 open files, 2 GiB disk
+	Lifetime  time.Duration // 1 h
+	Connect   time.Duration // 5 s: reaching a guest
+	Execution time.Duration // 30 s: one-shot calls that name no timeout
+	Stop      time.Duration // 10 s: everything that ends a sandbox
+	Start     time.Duration // 60 s: a whole create
+	Retain    time.Duration // 24 h: how long idempotency keys are kept
+	Sync      bool          // flush to disk before an end is acknowledged
+}
