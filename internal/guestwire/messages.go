@@ -12,13 +12,14 @@ const (
 	MethodSync   Method = "sync"   // no body → ok, after dirty data of the sandbox's files is flushed
 
 	MethodStart      Method = "process.start"  // StartProcess (+ scope files) → ProcessInfo
+	MethodRun        Method = "process.run"    // RunProcess (+ scope files) → FrameReply(ProcessInfo), then as process.output
 	MethodOutput     Method = "process.output" // OutputRequest → FrameOutput/FrameGap…, then FrameEnd with ProcessInfo
 	MethodInput      Method = "process.input"  // InputRequest, then FrameData…, FrameEnd → InputReply
 	MethodSignal     Method = "process.signal" // SignalRequest → ok
 	MethodResize     Method = "process.resize" // ResizeRequest → ok
 	MethodGet        Method = "process.get"    // ProcessRef → ProcessInfo
 	MethodWait       Method = "process.wait"   // ProcessRef → ProcessInfo once it has ended
-	MethodList       Method = "process.list"   // no body → ProcessList
+	MethodList       Method = "process.list"   // no body → FrameEvent(ProcessInfo)…, FrameEnd
 	MethodForget     Method = "process.forget" // ProcessRef → ok: drops an ended process and its output
 	MethodStat       Method = "file.stat"      // PathRequest → FileInfo
 	MethodListDir    Method = "file.list"      // ListRequest → FrameEvent(FileInfo)…, FrameEnd
@@ -131,9 +132,11 @@ type ProcessInfo struct {
 	Leftover int `json:"leftover,omitempty"`
 }
 
-// ProcessList answers process.list.
-type ProcessList struct {
-	Processes []ProcessInfo `json:"processes"`
+// RunProcess starts a process, as StartProcess does, and follows its output on the same connection.
+// Output.ID is ignored. Closing the connection stops the following, not the process.
+type RunProcess struct {
+	Start  StartProcess  `json:"start"`
+	Output OutputRequest `json:"output"`
 }
 
 // ProcessRef names a process.
@@ -319,4 +322,5 @@ type Call struct {
 type Failure struct {
 	Kind    string `json:"kind"`
 	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
 }

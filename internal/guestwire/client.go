@@ -1,0 +1,260 @@
+package guestwire
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+
+	"casemate.dev/internal/errs"
+)
+
+// Client is the server's half: one typed method for each Method. It is safe for concurrent use and
+// holds nothing: each call dials, and ends with its connection.
+//
+// When ctx ends, the call's connection is closed and the error is ctx's. A guest may be hostile and
+// never answer, so callers bound every call by ctx. Other errors have a kind of package errs: what
+// the guest said, Unavailable where the connection was lost, Internal where the guest broke the
+// protocol.
+type Client struct {
+	dial func(ctx context.Context) (net.Conn, error)
+}
+
+// NewClient returns a client that opens its connections with dial.
+func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
+	return &Client{dial: dial}
+}
+
+func (c *Client) begin(ctx context.Context, m Method, body any, files []*os.File) (*exchange, error) {
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, (&exchange{ctx: ctx}).failed(m, err)
+	}
+	return begin(ctx, conn, m, body, files)
+}
+
+func unary[T any](ctx context.Context, c *Client, m Method, body any, files []*os.File) (T, error) {
+	var v T
+	x, err := c.begin(ctx, m, body, files)
+	if err != nil {
+		return v, err
+	}
+	defer x.close()
+	if err := x.reply(&v); err != nil {
+		var zero T
+		return zero, x.failed(m, err)
+	}
+	return v, nil
+}
+
+func (c *Client) ok(ctx context.Context, m Method, body any) error {
+	x, err := c.begin(ctx, m, body, nil)
+	if err != nil {
+		return err
+	}
+	defer x.close()
+	if err := x.reply(nil); err != nil {
+		return x.failed(m, err)
+	}
+	return nil
+}
+
+// Claim gives the instance its identity. A second claim fails with FailedPrecondition.
+func (c *Client) Claim(ctx context.Context, r Claim) error { return c.ok(ctx, MethodClaim, r) }
+
+// Status asks the guest about itself.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	return unary[Status](ctx, c, MethodStatus, nil, nil)
+}
+
+// Sync returns once dirty data of the sandbox's files is flushed.
+func (c *Client) Sync(ctx context.Context) error { return c.ok(ctx, MethodSync, nil) }
+
+// Start starts a process, or attaches to the one of that id. The files of its scope stay the
+// caller's. Kinds: InvalidArgument (argv, env), NotFound (program, directory, user),
+// PermissionDenied (program), ResourceExhausted (processes).
+func (c *Client) Start(ctx context.Context, r StartProcess, files []*os.File) (ProcessInfo, error) {
+	return unary[ProcessInfo](ctx, c, MethodStart, r.escaped(), files)
+}
+
+// Run is Start and Output on one connection: it returns when the process has started, and the
+// stream gives its output and end. Closing the stream does not end the process.
+func (c *Client) Run(ctx context.Context, r RunProcess, files []*os.File) (ProcessInfo, *OutputStream, error) {
+	r.Start = r.Start.escaped()
+	x, err := c.begin(ctx, MethodRun, r, files)
+	if err != nil {
+		return ProcessInfo{}, nil, err
+	}
+	x.buffered()
+	var info ProcessInfo
+	if err := x.reply(&info); err != nil {
+		x.close()
+		return ProcessInfo{}, nil, x.failed(MethodRun, err)
+	}
+	return info, &OutputStream{x: x, method: MethodRun, next: r.Output.Offset}, nil
+}
+
+// Output opens a process's output at an offset, during and after the run.
+func (c *Client) Output(ctx context.Context, r OutputRequest) (*OutputStream, error) {
+	x, err := c.begin(ctx, MethodOutput, r, nil)
+	if err != nil {
+		return nil, err
+	}
+	x.buffered()
+	return &OutputStream{x: x, method: MethodOutput, next: r.Offset}, nil
+}
+
+// Input writes what in gives to a process's standard input, and returns how many bytes were taken
+// in all. It blocks while the process does not read. in may be nil, to close only.
+func (c *Client) Input(ctx context.Context, r InputRequest, in io.Reader) (InputReply, error) {
+	return upload[InputReply](ctx, c, MethodInput, r, in)
+}
+
+// Signal sends a signal to a process or its tree.
+func (c *Client) Signal(ctx context.Context, r SignalRequest) error {
+	return c.ok(ctx, MethodSignal, r)
+}
+
+// Resize sets the size of a process's terminal.
+func (c *Client) Resize(ctx context.Context, r ResizeRequest) error {
+	return c.ok(ctx, MethodResize, r)
+}
+
+// Get returns a process's state.
+func (c *Client) Get(ctx context.Context, id string) (ProcessInfo, error) {
+	return unary[ProcessInfo](ctx, c, MethodGet, ProcessRef{ID: id}, nil)
+}
+
+// Wait returns a process's state once it has ended and its output is complete.
+func (c *Client) Wait(ctx context.Context, id string) (ProcessInfo, error) {
+	return unary[ProcessInfo](ctx, c, MethodWait, ProcessRef{ID: id}, nil)
+}
+
+// maxListed bounds how many processes List takes from a guest.
+const maxListed = 1 << 16
+
+// List returns every process that the guest still knows, oldest first.
+func (c *Client) List(ctx context.Context) ([]ProcessInfo, error) {
+	s, err := events[ProcessInfo](ctx, c, MethodList, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var all []ProcessInfo
+	for {
+		p, err := s.Next()
+		if err == io.EOF {
+			return all, nil
+		}
+		if err == nil && len(all) == maxListed {
+			err = errs.New(errs.ResourceExhausted, "the guest lists more than %d processes", maxListed)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+}
+
+// Forget drops an ended process and its output. FailedPrecondition: it still runs.
+func (c *Client) Forget(ctx context.Context, id string) error {
+	return c.ok(ctx, MethodForget, ProcessRef{ID: id})
+}
+
+// Stat describes a file.
+func (c *Client) Stat(ctx context.Context, r PathRequest) (FileInfo, error) {
+	r.Path = Escape(r.Path)
+	return unary[FileInfo](ctx, c, MethodStat, r, nil)
+}
+
+// ListDir lists a directory. The caller closes the stream.
+func (c *Client) ListDir(ctx context.Context, r ListRequest) (*EventStream[FileInfo], error) {
+	r.Path = Escape(r.Path)
+	return events[FileInfo](ctx, c, MethodListDir, r)
+}
+
+// Read opens a file. The reader fails rather than end early where the guest could not send all; it
+// must be closed.
+func (c *Client) Read(ctx context.Context, r ReadRequest) (FileInfo, io.ReadCloser, error) {
+	r.Path = Escape(r.Path)
+	x, err := c.begin(ctx, MethodRead, r, nil)
+	if err != nil {
+		return FileInfo{}, nil, err
+	}
+	x.buffered()
+	var info FileInfo
+	if err := x.reply(&info); err != nil {
+		x.close()
+		return FileInfo{}, nil, x.failed(MethodRead, err)
+	}
+	return info, &fileReader{x: x}, nil
+}
+
+// Write writes what in gives to a file, and describes what came to be.
+func (c *Client) Write(ctx context.Context, r WriteRequest, in io.Reader) (FileInfo, error) {
+	r.Path = Escape(r.Path)
+	return upload[FileInfo](ctx, c, MethodWrite, r, in)
+}
+
+// MakeDir makes a directory.
+func (c *Client) MakeDir(ctx context.Context, r MakeDirRequest) (FileInfo, error) {
+	r.Path = Escape(r.Path)
+	return unary[FileInfo](ctx, c, MethodMakeDir, r, nil)
+}
+
+// Move renames a file and describes it under its new name.
+func (c *Client) Move(ctx context.Context, r MoveRequest) (FileInfo, error) {
+	r.Path, r.To = Escape(r.Path), Escape(r.To)
+	return unary[FileInfo](ctx, c, MethodMove, r, nil)
+}
+
+// Remove removes a file or a tree.
+func (c *Client) Remove(ctx context.Context, r RemoveRequest) error {
+	r.Path = Escape(r.Path)
+	return c.ok(ctx, MethodRemove, r)
+}
+
+// Chmod changes a file's mode and owner.
+func (c *Client) Chmod(ctx context.Context, r ChmodRequest) (FileInfo, error) {
+	r.Path = Escape(r.Path)
+	return unary[FileInfo](ctx, c, MethodChmod, r, nil)
+}
+
+// Watch watches a directory. When it returns, the watch is in place; the stream has no end of its
+// own, and the caller closes it.
+func (c *Client) Watch(ctx context.Context, r WatchRequest) (*EventStream[WatchEvent], error) {
+	r.Path = Escape(r.Path)
+	s, err := events[WatchEvent](ctx, c, MethodWatch, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.x.reply(nil); err != nil {
+		s.Close()
+		return nil, s.x.failed(MethodWatch, err)
+	}
+	return s, nil
+}
+
+// DialPort connects to a TCP port inside. The connection carries the port's bytes and no frames;
+// ctx governs only its opening. Unavailable: nothing listens there.
+func (c *Client) DialPort(ctx context.Context, r DialRequest) (net.Conn, error) {
+	x, err := c.begin(ctx, MethodDial, r, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := x.reply(nil); err != nil {
+		x.close()
+		return nil, x.failed(MethodDial, err)
+	}
+	if !x.stop() {
+		x.close()
+		return nil, x.failed(MethodDial, ctx.Err())
+	}
+	return x.conn, nil
+}
+
+// Listenings returns the TCP ports that something inside listens on, in order.
+func (c *Client) Listenings(ctx context.Context) ([]int, error) {
+	l, err := unary[PortList](ctx, c, MethodListenings, nil, nil)
+	return l.Ports, err
+}

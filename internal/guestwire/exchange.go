@@ -1,0 +1,158 @@
+package guestwire
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"casemate.dev/internal/errs"
+)
+
+// exchange is the server's half of one call. It owns its connection.
+type exchange struct {
+	ctx  context.Context
+	conn net.Conn
+	r    *bufio.Reader // nil until a stream of frames is expected
+	buf  []byte
+	stop func() bool // detaches conn from ctx
+	once sync.Once
+}
+
+// begin sends a call over conn, which it owns from here on, on error too. When ctx ends, the
+// connection is closed, which cancels the call.
+func begin(ctx context.Context, conn net.Conn, m Method, body any, files []*os.File) (*exchange, error) {
+	x := &exchange{ctx: ctx, conn: conn}
+	x.stop = context.AfterFunc(ctx, func() { _ = conn.Close() })
+	if err := sendCall(conn, m, body, files); err != nil {
+		x.close()
+		return nil, x.failed(m, err)
+	}
+	return x, nil
+}
+
+func sendCall(conn net.Conn, m Method, body any, files []*os.File) error {
+	b, err := Marshal(body)
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	payload, err := Marshal(Call{Version: Version, Method: m, Body: b})
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	if len(payload) > MaxPayload {
+		return errs.New(errs.InvalidArgument, "request is too large: %d bytes, limit %d", len(payload), MaxPayload)
+	}
+	frame := AppendFrame(make([]byte, 0, headerLen+len(payload)), FrameCall, payload)
+	if len(files) == 0 {
+		_, err = conn.Write(frame)
+		return err
+	}
+	return sendWithFiles(conn, frame, files)
+}
+
+func sendWithFiles(conn net.Conn, frame []byte, files []*os.File) error {
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return errs.New(errs.Unsupported, "this backend can't pass files to its guest")
+	}
+	if len(files) > MaxFiles {
+		return fmt.Errorf("pass %d files: limit %d", len(files), MaxFiles)
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	// The files ride on the first byte. A stream socket may take less than the whole frame.
+	n, _, err := u.WriteMsgUnix(frame, syscall.UnixRights(fds...), nil)
+	if err == nil && n < len(frame) {
+		_, err = u.Write(frame[n:])
+	}
+	return err
+}
+
+// close ends the call. Idempotent.
+func (x *exchange) close() {
+	x.once.Do(func() {
+		x.stop()
+		_ = x.conn.Close()
+	})
+}
+
+// failed turns what went wrong on the connection into what the caller is told.
+func (x *exchange) failed(m Method, err error) error {
+	if cause := x.ctx.Err(); cause != nil {
+		return fmt.Errorf("%s: %w", m, cause)
+	}
+	var e *errs.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	var p *ProtocolError
+	if errors.As(err, &p) {
+		return errs.Wrap(err, errs.Internal, "the guest broke its protocol")
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return errs.Wrap(fmt.Errorf("%s: %w", m, err), errs.Unavailable, "the connection to the guest was lost")
+}
+
+// frame reads the next frame; a failure that the guest sent becomes an error.
+func (x *exchange) frame() (Frame, error) {
+	var r io.Reader = x.conn
+	if x.r != nil {
+		r = x.r
+	}
+	f, err := ReadFrame(r, &x.buf)
+	if err != nil {
+		return Frame{}, err
+	}
+	if f.Kind == FrameFail {
+		var fail Failure
+		if err := Unmarshal(f.Payload, &fail); err != nil {
+			return Frame{}, err
+		}
+		return Frame{}, fail.Err()
+	}
+	return f, nil
+}
+
+// buffered makes later frames be read through a buffer. The connection's bytes can't be handed to
+// anybody else from then on.
+func (x *exchange) buffered() { x.r = bufio.NewReaderSize(x.conn, 4<<10) }
+
+// reply reads the FrameReply into v, which may be nil.
+func (x *exchange) reply(v any) error { return x.expect(FrameReply, v) }
+
+func (x *exchange) expect(k Kind, v any) error {
+	f, err := x.frame()
+	if err != nil {
+		return err
+	}
+	if f.Kind != k {
+		return broken("frame of kind %d where %d was due", f.Kind, k)
+	}
+	if v == nil {
+		return nil
+	}
+	return Unmarshal(f.Payload, v)
+}
+
+// CallOn makes one call over an open connection, which it closes. reply may be nil.
+func CallOn(ctx context.Context, conn net.Conn, m Method, body any, files []*os.File, reply any) error {
+	x, err := begin(ctx, conn, m, body, files)
+	if err != nil {
+		return err
+	}
+	defer x.close()
+	if err := x.reply(reply); err != nil {
+		return x.failed(m, err)
+	}
+	return nil
+}
