@@ -1,0 +1,116 @@
+package client
+
+import (
+	"context"
+
+	casematev1 "casemate.dev/proto/casemate/v1"
+	"casemate.dev/proto/casemate/v1/casematev1connect"
+)
+
+// Messages of the API's schema, under short names.
+type (
+	// CreateRequest says what sandbox to make; an empty one gives the server's defaults.
+	CreateRequest = casematev1.CreateSandboxRequest
+	// ListRequest says which sandboxes to show.
+	ListRequest = casematev1.ListSandboxesRequest
+	// UpdateRequest says what to change of a sandbox.
+	UpdateRequest = casematev1.UpdateSandboxRequest
+	// Sandbox is one isolated environment.
+	Sandbox = casematev1.Sandbox
+	// Limits bound what a sandbox may use.
+	Limits = casematev1.Limits
+	// Usage is what a sandbox uses.
+	Usage = casematev1.Usage
+	// Change is one file that differs from what a sandbox started from.
+	Change = casematev1.Change
+	// Workspace is a host directory that shows inside as copy-on-write.
+	Workspace = casematev1.Workspace
+)
+
+// Sandboxes makes, shows, changes and ends sandboxes. A sandbox is named by its id, a unique
+// beginning of it (4 characters or more), or its name.
+type Sandboxes struct {
+	conn *conn
+	rpc  casematev1connect.SandboxServiceClient
+}
+
+// Create starts a sandbox and returns when it can be used.
+func (s *Sandboxes) Create(ctx context.Context, req *CreateRequest) (*Sandbox, error) {
+	return s.CreateOnce(ctx, "", req)
+}
+
+// CreateOnce is Create with an idempotency key: for 24 hours the same key and request give the same
+// sandbox, so that a call may be repeated when its answer was lost.
+func (s *Sandboxes) CreateOnce(ctx context.Context, idempotencyKey string, req *CreateRequest) (*Sandbox, error) {
+	sb, err := s.rpc.CreateSandbox(keyed(ctx, idempotencyKey), req)
+	return sb, s.conn.wrap(err)
+}
+
+// Get shows one sandbox.
+func (s *Sandboxes) Get(ctx context.Context, sandbox string) (*Sandbox, error) {
+	sb, err := s.rpc.GetSandbox(ctx, &casematev1.GetSandboxRequest{Sandbox: sandbox})
+	return sb, s.conn.wrap(err)
+}
+
+// List returns one page of sandboxes, and the token of the next page or "".
+func (s *Sandboxes) List(ctx context.Context, req *ListRequest) (page []*Sandbox, next string, err error) {
+	resp, err := s.rpc.ListSandboxes(ctx, req)
+	if err != nil {
+		return nil, "", s.conn.wrap(err)
+	}
+	return resp.GetSandboxes(), resp.GetNextPageToken(), nil
+}
+
+// All returns every sandbox that req names, over all pages.
+func (s *Sandboxes) All(ctx context.Context, req *ListRequest) ([]*Sandbox, error) {
+	q := &ListRequest{Labels: req.GetLabels(), Label: req.GetLabel(), States: req.GetStates(), PageSize: req.GetPageSize()}
+	var all []*Sandbox
+	for {
+		page, next, err := s.List(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		if next == "" {
+			return all, nil
+		}
+		q.PageToken = next
+	}
+}
+
+// Update changes labels, lifetime, idle limit or limits.
+func (s *Sandboxes) Update(ctx context.Context, req *UpdateRequest) (*Sandbox, error) {
+	sb, err := s.rpc.UpdateSandbox(ctx, req)
+	return sb, s.conn.wrap(err)
+}
+
+// Delete ends a sandbox with its processes and files. Idempotent.
+func (s *Sandboxes) Delete(ctx context.Context, sandbox string) (*Sandbox, error) {
+	sb, err := s.rpc.DeleteSandbox(ctx, &casematev1.DeleteSandboxRequest{Sandbox: sandbox})
+	return sb, s.conn.wrap(err)
+}
+
+// Pause freezes every process of a sandbox. Idempotent.
+func (s *Sandboxes) Pause(ctx context.Context, sandbox string) (*Sandbox, error) {
+	sb, err := s.rpc.PauseSandbox(ctx, &casematev1.PauseSandboxRequest{Sandbox: sandbox})
+	return sb, s.conn.wrap(err)
+}
+
+// Resume lets a paused sandbox go on. Idempotent.
+func (s *Sandboxes) Resume(ctx context.Context, sandbox string) (*Sandbox, error) {
+	sb, err := s.rpc.ResumeSandbox(ctx, &casematev1.ResumeSandboxRequest{Sandbox: sandbox})
+	return sb, s.conn.wrap(err)
+}
+
+// Usage tells what a sandbox uses now.
+func (s *Sandboxes) Usage(ctx context.Context, sandbox string) (*Usage, error) {
+	u, err := s.rpc.GetUsage(ctx, &casematev1.GetUsageRequest{Sandbox: sandbox})
+	return u, s.conn.wrap(err)
+}
+
+// Changes tells which files differ from the template, or from the source of the workspace that shows
+// at the path workspace.
+func (s *Sandboxes) Changes(ctx context.Context, sandbox, workspace string) ([]*Change, error) {
+	resp, err := s.rpc.ListChanges(ctx, &casematev1.ListChangesRequest{Sandbox: sandbox, Workspace: workspace})
+	return resp.GetChanges(), s.conn.wrap(err)
+}
