@@ -1,0 +1,88 @@
+package guestwire
+
+// MethodLaunch is the one call on the control socket: Launch (+ files) → LaunchReply, after which
+// the socket is closed and the guest answers on its listening socket. A guest whose control socket
+// closes before it has answered ends: nobody knows of it.
+const MethodLaunch Method = "launch"
+
+// The descriptors that a guest is started with, beside 0, 1 and 2.
+const (
+	LaunchControlFD = 3 // socket on which MethodLaunch arrives
+	LaunchListenFD  = 4 // listening socket for every other method
+)
+
+// Launch tells a guest, which sits in new namespaces but still sees the server's mounts, what to
+// build around itself. It is data only: every mount is a descriptor that the server made and that
+// travels with the call, so that the guest resolves no path of the host except Stage.
+type Launch struct {
+	// Profile is an isolation.Profile, for messages and for what PID 1 keeps.
+	Profile string `json:"profile"`
+	// Stage is a host directory over which the launcher mounts its staging area, in its own mount
+	// namespace. It and everything else of the host is gone before anything else runs.
+	Stage string `json:"stage"`
+	// Root is the root file system. Suid says that setuid files and file capabilities have effect there.
+	Root Overlay `json:"root"`
+	Suid bool    `json:"suid,omitempty"`
+	// Mounts are placed into the root in order, before /proc, /sys and /dev, which so can't be hidden.
+	Mounts []Mount `json:"mounts,omitempty"`
+	// Sys and Dev index the files that are mounted on /sys and /dev: read-only trees.
+	Sys int `json:"sys"`
+	Dev int `json:"dev"`
+	// ShmBytes is the size of /dev/shm.
+	ShmBytes int64 `json:"shm_bytes"`
+	// Join indexes the control group files for the spawner.
+	Join []int `json:"join,omitempty"`
+	// Walls hold every process of the payload.
+	Walls Walls `json:"walls"`
+	// Rlimits are the guest's own.
+	Rlimits []Rlimit `json:"rlimits,omitempty"`
+	// Hostname stands until the claim gives another one.
+	Hostname string `json:"hostname"`
+	// Env, User and Dir are the template's, lowest in precedence.
+	Env  map[string]string `json:"env,omitempty"`
+	User string            `json:"user"`
+	Dir  string            `json:"dir"`
+}
+
+// Overlay is one overlay file system. Numbers index the files of the call, each a detached mount.
+type Overlay struct {
+	// Lowers are the read-only layers, the topmost first.
+	Lowers []int `json:"lowers"`
+	// Upper is a mount that holds both UpperDir and WorkDir, relative paths in it: overlayfs wants
+	// them on one mount.
+	Upper    int    `json:"upper"`
+	UpperDir string `json:"upper_dir"`
+	WorkDir  string `json:"work_dir"`
+}
+
+// Mount is one step of building the root.
+type Mount struct {
+	// Target is an absolute path inside. Missing directories are made; a symbolic link on the way is
+	// an error.
+	Target string `json:"target"`
+	// File indexes a detached mount, where Overlay is nil.
+	File int `json:"file"`
+	// Single says that File is a single file, not a directory.
+	Single bool `json:"single,omitempty"`
+	// Overlay is mounted instead of File.
+	Overlay *Overlay `json:"overlay,omitempty"`
+	// UID, GID and Mode are given to the root directory of Overlay.
+	UID  uint32 `json:"uid,omitempty"`
+	GID  uint32 `json:"gid,omitempty"`
+	Mode uint32 `json:"mode,omitempty"`
+}
+
+// LaunchReply is what the guest really put in place: the guest's word, except that it read the walls
+// back from the kernel.
+type LaunchReply struct {
+	Walls WallsApplied `json:"walls"`
+	// Separated says that PID 1 found itself not dumpable and owned by the outer user namespace.
+	Separated bool `json:"separated"`
+	// Masked and ReadOnly count the paths of /proc that were covered.
+	Masked   int `json:"masked"`
+	ReadOnly int `json:"read_only"`
+	// Open counts the descriptors that the guest holds, each of which it has looked at.
+	Open int `json:"open"`
+	// Micros says how long the steps took, in microseconds, by name.
+	Micros map[string]int64 `json:"micros,omitempty"`
+}
