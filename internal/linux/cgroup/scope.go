@@ -1,0 +1,60 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+)
+
+// Scope is the control group of one process and its descendants. It has the method set of
+// isolation.Scope.
+type Scope struct {
+	id     string
+	driver scopeDriver
+	layout []string
+	files  []*os.File
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// scopeDriver is what differs between the versions.
+type scopeDriver interface {
+	empty() (bool, error)
+	kill(ctx context.Context) error
+	remove(ctx context.Context) error
+}
+
+// ID returns the process's id.
+func (s *Scope) ID() string { return s.id }
+
+// Files returns the descriptors for the guest, in the order of Layout. They stay the Scope's.
+func (s *Scope) Files() []*os.File { return s.files }
+
+// Layout names the files' roles. On v1 "tasks" (write-only), "procs" (read-only; lists pids as the
+// reader's pid namespace sees them) and "freezer" (write-only; takes FROZEN and THAWED). On v2 "kill"
+// (write-only; takes 1) and "dir" (a detached mount of this one group, for CLONE_INTO_CGROUP; its
+// ".." is itself).
+func (s *Scope) Layout() []string { return s.layout }
+
+// Empty reports whether no live process is left in the scope.
+func (s *Scope) Empty() (bool, error) { return s.driver.empty() }
+
+// Kill ends everything in the scope and returns when it is empty. Idempotent.
+func (s *Scope) Kill(ctx context.Context) error { return s.driver.kill(ctx) }
+
+// Close closes the files, kills what is left and removes the group. Idempotent.
+func (s *Scope) Close() error {
+	s.closeOnce.Do(func() {
+		var all []error
+		for _, f := range s.files {
+			all = append(all, f.Close())
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+		defer cancel()
+		all = append(all, s.driver.remove(ctx))
+		s.closeErr = errors.Join(all...)
+	})
+	return s.closeErr
+}
