@@ -1,0 +1,213 @@
+// Package account looks up users and groups in the sandbox's own /etc/passwd and /etc/group.
+//
+// What belongs here: reading those two files, which the sandbox's code may have written. What does
+// not: deciding who may act as whom. It asks no name service, since that would run code.
+package account
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guest/resolve"
+)
+
+const (
+	passwdPath = "/etc/passwd"
+	groupPath  = "/etc/group"
+	// maxFile bounds the two files, maxGroups a user's groups (the kernel's own bound is 65,536).
+	maxFile   = 1 << 20
+	maxGroups = 256
+)
+
+// User is who a process or a file operation acts as.
+type User struct {
+	Name   string // "" where only a number is known
+	UID    uint32
+	GID    uint32
+	Groups []uint32
+	Home   string
+	Shell  string
+}
+
+// Book caches the parsed files until they change. The zero value is ready; methods are safe for
+// concurrent use.
+type Book struct {
+	// mu guards the fields below.
+	mu     sync.Mutex
+	passwd file
+	group  file
+}
+
+// file is one of the two, as it was last read.
+type file struct {
+	seen unix.Stat_t
+	text []byte
+}
+
+// Lookup finds a user by name or number. A number that has no entry is a user without a name, with
+// the group of the same number and home "/"; a name without entry is NotFound.
+func (b *Book) Lookup(who string) (User, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	passwd := b.passwd.read(passwdPath)
+	group := b.group.read(groupPath)
+	u, ok := find(passwd, who)
+	if !ok {
+		id, err := strconv.ParseUint(who, 10, 32)
+		if err != nil || id > maxID {
+			return User{}, errs.New(errs.NotFound, "no such user in the sandbox: %s", strconv.Quote(who))
+		}
+		u = User{UID: uint32(id), GID: uint32(id)}
+	}
+	if u.Home == "" || u.Home[0] != '/' {
+		u.Home = "/"
+	}
+	u.Groups = groupsOf(group, u)
+	return u, nil
+}
+
+// maxID is the last id below the overflow id's double use as "unchanged" (chown(2): -1).
+const maxID = 1<<32 - 2
+
+// Names returns the names of a uid and a gid, "" where there are none.
+func (b *Book) Names(uid, gid uint32) (owner, group string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	eachLine(b.passwd.read(passwdPath), func(f [][]byte) bool {
+		if id, ok := number(f, 2); ok && id == uid {
+			owner = string(f[0])
+			return false
+		}
+		return true
+	})
+	eachLine(b.group.read(groupPath), func(f [][]byte) bool {
+		if id, ok := number(f, 2); ok && id == gid {
+			group = string(f[0])
+			return false
+		}
+		return true
+	})
+	return owner, group
+}
+
+// read returns the file's text, from the cache where the file is unchanged. A file that can't be
+// read is an empty one: then only numbers work, which is what a sandbox without it can have.
+func (f *file) read(path string) []byte {
+	var st unix.Stat_t
+	fd, err := resolve.Open(unix.AT_FDCWD, path, unix.O_PATH, 0)
+	if err != nil {
+		*f = file{}
+		return nil
+	}
+	err = unix.Fstat(fd, &st)
+	_ = unix.Close(fd)
+	if err == nil && f.seen.Ino != 0 && same(st, f.seen) {
+		return f.text
+	}
+	text, st, err := resolve.ReadConfig(path, maxFile)
+	if err != nil {
+		*f = file{}
+		return nil
+	}
+	*f = file{seen: st, text: text}
+	return text
+}
+
+// same tells an unchanged file by its change time, which no process inside can set back.
+func same(a, b unix.Stat_t) bool {
+	return a.Dev == b.Dev && a.Ino == b.Ino && a.Size == b.Size && a.Ctim == b.Ctim
+}
+
+// find returns the first entry of a name or, where who is a number that no name equals, of a uid.
+func find(passwd []byte, who string) (User, bool) {
+	id, numErr := strconv.ParseUint(who, 10, 32)
+	var byName, byID *User
+	eachLine(passwd, func(f [][]byte) bool {
+		uid, ok := number(f, 2)
+		gid, ok2 := number(f, 3)
+		if !ok || !ok2 || len(f) < 7 {
+			return true
+		}
+		isName := string(f[0]) == who
+		isID := numErr == nil && uint64(uid) == id && byID == nil
+		if !isName && !isID {
+			return true
+		}
+		u := &User{Name: string(f[0]), UID: uid, GID: gid, Home: string(f[5]), Shell: string(f[6])}
+		if isName {
+			byName = u
+			return false
+		}
+		byID = u
+		return true
+	})
+	switch {
+	case byName != nil:
+		return *byName, true
+	case byID != nil:
+		return *byID, true
+	}
+	return User{}, false
+}
+
+// groupsOf returns the user's primary group and those that list it.
+func groupsOf(group []byte, u User) []uint32 {
+	groups := []uint32{u.GID}
+	if u.Name == "" {
+		return groups
+	}
+	name := []byte(u.Name)
+	eachLine(group, func(f [][]byte) bool {
+		gid, ok := number(f, 2)
+		if !ok || len(f) < 4 || gid == u.GID {
+			return true
+		}
+		for member := range bytes.SplitSeq(f[3], []byte(",")) {
+			if bytes.Equal(member, name) {
+				groups = append(groups, gid)
+				break
+			}
+		}
+		return len(groups) < maxGroups
+	})
+	return groups
+}
+
+// eachLine calls f with the fields of each line until it returns false.
+func eachLine(text []byte, f func(fields [][]byte) bool) {
+	var fields [8][]byte
+	for line := range bytes.SplitSeq(text, []byte("\n")) {
+		n := 0
+		for field := range bytes.SplitSeq(line, []byte(":")) {
+			if n == len(fields) {
+				break
+			}
+			fields[n] = field
+			n++
+		}
+		if len(fields[0]) > 0 && !f(fields[:n]) {
+			return
+		}
+	}
+}
+
+func number(fields [][]byte, i int) (uint32, bool) {
+	if i >= len(fields) {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(fields[i]), 10, 32)
+	return uint32(n), err == nil && n <= maxID
+}
+
+// String names the user for messages.
+func (u User) String() string {
+	if u.Name != "" {
+		return u.Name
+	}
+	return fmt.Sprint(u.UID)
+}
