@@ -1,19 +1,149 @@
-// Package store keeps the server's state in SQLite.
 package store
 
-// DB is an open data directory.
-type DB struct{}
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"modernc.org/sqlite"
+)
+
+// The file names in a data directory.
+const (
+	fileName = "casemate.db"
+	lockName = "server.lock"
+)
+
+// readers is how many connections read at once: two cores' worth and some that wait for the disk.
+const readers = 4
 
 // Config says where the data lies.
 type Config struct {
 	// Dir is the data directory; it is made with mode 0700 where it is missing.
 	Dir string
-	// Shared opens beside a running server, for tools; without it a second server is refused.
+	// Shared opens beside a running server, for tools that change a row or two. Without it the
+	// directory is locked, and a second server is refused.
 	Shared bool
+	// FlushEvery bounds how long a queued write that nobody waits for stays unwritten; default 10 ms.
+	FlushEvery time.Duration
+	// SyncEvery bounds what a power loss takes; default 40 ms.
+	SyncEvery time.Duration
+	// Log hears about faults that no caller can be told; default none.
+	Log *slog.Logger
 }
 
-// Open opens the data directory.
-func Open(cfg Config) (*DB, error) { return &DB{}, nil }
+// DB is an open data directory. Its methods are safe for concurrent use.
+type DB struct {
+	cfg    Config
+	lock   *os.File // nil where Shared
+	writer *writer
+	syncer *syncer
+	pool   *sql.DB
+	stmts  statements
+}
 
-// Close writes what is outstanding and releases the directory.
-func (db *DB) Close() error { return nil }
+// Open opens the data directory, makes it where it is missing, and brings its schema up to date.
+// FailedPrecondition: another server uses it, or a newer version wrote it.
+func Open(cfg Config) (*DB, error) {
+	if cfg.FlushEvery <= 0 {
+		cfg.FlushEvery = 10 * time.Millisecond
+	}
+	if cfg.SyncEvery <= 0 {
+		cfg.SyncEvery = 40 * time.Millisecond
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	db := &DB{cfg: cfg}
+	if !cfg.Shared {
+		lock, err := lockDir(cfg.Dir)
+		if err != nil {
+			return nil, err
+		}
+		db.lock = lock
+	}
+	if err := db.open(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+func (db *DB) open() error {
+	path := filepath.Join(db.cfg.Dir, fileName)
+	conn, err := connect(path, writerPragmas)
+	if err != nil {
+		return err
+	}
+	if err := migrate(conn); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	wal, err := openWAL(conn, path)
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	db.syncer = newSyncer(db.cfg, path, wal)
+	db.writer = newWriter(conn, db.cfg, db.syncer)
+	pool, err := sqlite.NewConnector(dsn(path, readerPragmas))
+	if err != nil {
+		return fmt.Errorf("open database: %w", err)
+	}
+	db.pool = sql.OpenDB(pool)
+	db.pool.SetMaxOpenConns(readers)
+	db.pool.SetMaxIdleConns(readers)
+	return nil
+}
+
+// Close writes what is queued, flushes it to disk and releases the directory.
+func (db *DB) Close() error {
+	var all []error
+	if db.pool != nil {
+		all = append(all, db.stmts.close(), db.pool.Close())
+	}
+	if db.writer != nil {
+		all = append(all, db.writer.stop(), db.syncer.stop(), db.writer.close())
+	}
+	if db.lock != nil {
+		all = append(all, db.lock.Close())
+	}
+	return errors.Join(all...)
+}
+
+// The settings of connections. The checkpoint is ours (see syncer), since SQLite's own runs inside
+// an unlucky caller's commit, with its flushes. busy_timeout matters beside tools that write.
+const (
+	writerPragmas = "journal_mode(WAL) synchronous(NORMAL) wal_autocheckpoint(0) busy_timeout(5000) " +
+		"cache_size(-8192) temp_store(MEMORY) foreign_keys(OFF) trusted_schema(OFF)"
+	readerPragmas = "busy_timeout(5000) cache_size(-2048) temp_store(MEMORY) trusted_schema(OFF) query_only(ON)"
+)
+
+// dsn names a database file in the driver's way; url.URL escapes what would end the path.
+func dsn(path, pragmas string) string {
+	q := make(url.Values)
+	for p := range strings.FieldsSeq(pragmas) {
+		q.Add("_pragma", p)
+	}
+	return (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: q.Encode()}).String()
+}
+
+func connect(path, pragmas string) (driver.Conn, error) {
+	c, err := sqlite.NewConnector(dsn(path, pragmas))
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	conn, err := c.Connect(context.Background())
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	return conn, nil
+}

@@ -1,0 +1,47 @@
+package store
+
+import "context"
+
+// Event is one row of events; Facts is the journal's.
+type Event struct {
+	Sandbox string
+	Seq     uint64
+	Time    int64 // Unix nanoseconds
+	Type    string
+	Actor   string
+	Process string
+	Facts   []byte
+}
+
+const addEvent = `INSERT INTO events (sandbox, seq, time, type, actor, process, facts) VALUES (?, ?, ?, ?, ?, ?, ?)`
+
+// AddEvent adds an event. AlreadyExists: its counter is taken.
+func AddEvent(e Event) Write {
+	return func(tx *Tx) error {
+		return tx.exec(addEvent, e.Sandbox, int64(e.Seq), e.Time, e.Type, e.Actor, e.Process, e.Facts)
+	}
+}
+
+// LastEvent returns the highest counter of a sandbox's events; 0 where there are none.
+func (db *DB) LastEvent(ctx context.Context, sandbox string) (uint64, error) {
+	var n int64
+	_, err := db.first(ctx, "SELECT ifnull(max(seq), 0) FROM events WHERE sandbox = ?", []any{sandbox}, &n)
+	return uint64(n), err
+}
+
+const eventsAfter = `SELECT sandbox, seq, time, type, actor, process, facts FROM events
+WHERE sandbox = ? AND seq > ? ORDER BY seq LIMIT ?`
+
+// EventsAfter returns at most limit events of a sandbox with a counter above after, in order.
+func (db *DB) EventsAfter(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error) {
+	var all []Event
+	err := db.each(ctx, eventsAfter, []any{sandbox, int64(after), limit}, func(r scanner) error {
+		var e Event
+		var seq int64
+		err := r.Scan(&e.Sandbox, &seq, &e.Time, &e.Type, &e.Actor, &e.Process, &e.Facts)
+		e.Seq = uint64(seq)
+		all = append(all, e)
+		return err
+	})
+	return all, err
+}

@@ -1,0 +1,66 @@
+package store
+
+import "context"
+
+// Process is one row of processes; Body is the domain's.
+type Process struct {
+	Sandbox string
+	ID      string
+	Started int64 // Unix nanoseconds
+	Ended   int64 // 0: not ended, as far as the store knows
+	Body    []byte
+}
+
+const putProcess = `INSERT OR REPLACE INTO processes (sandbox, id, started, ended, body) VALUES (?, ?, ?, ?, ?)`
+
+// PutProcess adds or replaces a process.
+func PutProcess(p Process) Write {
+	return func(tx *Tx) error {
+		return tx.exec(putProcess, p.Sandbox, p.ID, p.Started, p.Ended, p.Body)
+	}
+}
+
+const addProcess = `INSERT OR IGNORE INTO processes (sandbox, id, started, ended, body) VALUES (?, ?, ?, ?, ?)`
+
+// AddProcess adds a process, unless it is there: its end may have been written first.
+func AddProcess(p Process) Write {
+	return func(tx *Tx) error {
+		return tx.exec(addProcess, p.Sandbox, p.ID, p.Started, p.Ended, p.Body)
+	}
+}
+
+const processColumns = "SELECT sandbox, id, started, ended, body FROM processes "
+
+func (db *DB) processes(ctx context.Context, where string, args ...any) ([]Process, error) {
+	var all []Process
+	err := db.each(ctx, processColumns+where, args, func(r scanner) error {
+		var p Process
+		err := r.Scan(&p.Sandbox, &p.ID, &p.Started, &p.Ended, &p.Body)
+		all = append(all, p)
+		return err
+	})
+	return all, err
+}
+
+// GetProcess returns a process and whether there is one.
+func (db *DB) GetProcess(ctx context.Context, sandbox, id string) (Process, bool, error) {
+	all, err := db.processes(ctx, "WHERE sandbox = ? AND id = ?", sandbox, id)
+	if err != nil || len(all) == 0 {
+		return Process{}, false, err
+	}
+	return all[0], true, nil
+}
+
+// ListProcesses returns the newest limit processes of a sandbox, the oldest of them first.
+func (db *DB) ListProcesses(ctx context.Context, sandbox string, limit int) ([]Process, error) {
+	all, err := db.processes(ctx, "WHERE sandbox = ? ORDER BY started DESC, id DESC LIMIT ?", sandbox, limit)
+	for i, j := 0, len(all)-1; i < j; i, j = i+1, j-1 {
+		all[i], all[j] = all[j], all[i]
+	}
+	return all, err
+}
+
+// OpenProcesses returns the processes of a sandbox that have no end.
+func (db *DB) OpenProcesses(ctx context.Context, sandbox string) ([]Process, error) {
+	return db.processes(ctx, "WHERE sandbox = ? AND ended = 0 ORDER BY started, id", sandbox)
+}

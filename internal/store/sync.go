@@ -1,0 +1,181 @@
+package store
+
+import (
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"casemate.dev/internal/errs"
+)
+
+// checkpointEvery is how many commits lie between two checkpoints; a commit is some 10 KB of
+// write-ahead log. maxLogPages is the log's length from which a checkpoint holds the writer up.
+const (
+	checkpointEvery = 1000
+	maxLogPages     = 8 << 10
+)
+
+// syncer flushes the write-ahead log, and copies it into the database file now and then.
+type syncer struct {
+	every time.Duration
+	path  string
+	log   *slog.Logger
+	wal   *os.File
+	turn  chan struct{} // the writer's
+
+	kick    chan struct{}
+	stopped chan struct{}
+	loop    sync.WaitGroup
+	commits atomic.Int64 // since the last checkpoint
+	// err is set for good when a flush fails: the kernel may have dropped the pages and would call the
+	// next flush a success (fsync(2), "Linux Notes"; PostgreSQL's fsync trouble of 2018).
+	err atomic.Pointer[error]
+}
+
+// openWAL returns the write-ahead log for flushing. SQLite keeps the file until the last connection
+// of any process closes, so it stays the same file for as long as conn is open. Opening and closing
+// it beside SQLite is safe: its locks lie on the other two files (fcntl(2) drops a process's locks
+// with any descriptor of the file).
+func openWAL(conn driver.Conn, path string) (*os.File, error) {
+	// The file may not be there yet; any write makes it.
+	if err := run(conn, "BEGIN IMMEDIATE; INSERT INTO settings VALUES ('opened', '') "+
+		"ON CONFLICT DO UPDATE SET value = excluded.value; COMMIT"); err != nil {
+		return nil, fmt.Errorf("write to database: %w", err)
+	}
+	wal, err := os.OpenFile(path+"-wal", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open write-ahead log: %w", err)
+	}
+	// A new file is only there after a power loss if its directory was flushed.
+	if err := syncDir(filepath.Dir(path)); err != nil {
+		return nil, errors.Join(err, wal.Close())
+	}
+	return wal, nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("flush directory: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func newSyncer(cfg Config, path string, wal *os.File) *syncer {
+	s := &syncer{
+		every: cfg.SyncEvery, path: path, log: cfg.Log, wal: wal,
+		turn: make(chan struct{}, 1), kick: make(chan struct{}, 1), stopped: make(chan struct{}),
+	}
+	s.loop.Go(s.run)
+	return s
+}
+
+// dirty says that a commit was made which is not flushed yet.
+func (s *syncer) dirty() {
+	s.commits.Add(1)
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// now flushes every commit made so far.
+func (s *syncer) now() error {
+	s.commits.Add(1)
+	return s.flush()
+}
+
+func (s *syncer) flush() error {
+	// The size of the file is the only metadata that a later read needs, and fdatasync(2) flushes it.
+	if err := syscall.Fdatasync(int(s.wal.Fd())); err != nil {
+		var e error = errs.Wrap(os.NewSyscallError("fdatasync", err), errs.Unavailable,
+			"cannot record the change: the server's disk fails")
+		s.err.CompareAndSwap(nil, &e)
+		return e
+	}
+	return nil
+}
+
+func (s *syncer) failed() error {
+	if e := s.err.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+func (s *syncer) run() {
+	for {
+		select {
+		case <-s.kick:
+		case <-s.stopped:
+			return
+		}
+		t := time.NewTimer(s.every)
+		select {
+		case <-t.C:
+		case <-s.stopped:
+			t.Stop()
+			return
+		}
+		if s.failed() != nil {
+			continue
+		}
+		if err := s.flush(); err != nil {
+			s.log.Error("cannot flush the database; no more changes are taken", "error", err)
+			continue
+		}
+		if s.commits.Load() >= checkpointEvery {
+			s.commits.Store(0)
+			if err := s.checkpoint(); err != nil {
+				s.log.Warn("cannot checkpoint the database", "error", err)
+			}
+		}
+	}
+}
+
+// checkpoint copies the log into the database file, beside readers and the writer. Once all of it is
+// copied, the writer's next transaction starts the log from its beginning again. A writer that never
+// rests is always ahead of the copy: then the last stretch is done while it has to wait.
+func (s *syncer) checkpoint() error {
+	conn, err := connect(s.path, "synchronous(NORMAL) wal_autocheckpoint(0) cache_size(-256)")
+	if err != nil {
+		return err
+	}
+	pages, err := passive(conn)
+	if err == nil && pages > maxLogPages {
+		s.turn <- struct{}{}
+		_, err = passive(conn)
+		<-s.turn
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// passive checkpoints as far as nobody is in the way, and returns the log's length.
+func passive(conn driver.Conn) (int64, error) {
+	row, err := one(conn, "PRAGMA wal_checkpoint(PASSIVE)") // busy, pages in the log, pages copied
+	if err != nil {
+		return 0, err
+	}
+	pages, ok := row[1].(int64)
+	if !ok {
+		return 0, fmt.Errorf("checkpoint: got %T", row[1])
+	}
+	return pages, nil
+}
+
+func (s *syncer) stop() error {
+	close(s.stopped)
+	s.loop.Wait()
+	err := s.failed()
+	if err == nil {
+		err = s.flush()
+	}
+	return errors.Join(err, s.wal.Close())
+}
