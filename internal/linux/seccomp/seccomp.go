@@ -1,0 +1,67 @@
+// Package seccomp installs a system call filter on the calling thread, and names what a filter may
+// answer.
+//
+// What belongs here: the loader, which the guest links, so nothing that assembles. Programs are made
+// by the server in seccomp/filter; which calls a profile allows is in isolation/walls.
+package seccomp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Verdict is what the kernel does with a system call: a SECCOMP_RET_* value.
+type Verdict uint32
+
+// Verdicts without a parameter.
+const (
+	Allow Verdict = unix.SECCOMP_RET_ALLOW
+	// Kill ends the whole process with SIGSYS.
+	Kill Verdict = unix.SECCOMP_RET_KILL_PROCESS
+)
+
+// Errno returns the verdict that fails the call with e.
+func Errno(e unix.Errno) Verdict {
+	return unix.SECCOMP_RET_ERRNO | Verdict(e)&unix.SECCOMP_RET_DATA
+}
+
+// String returns "allow", "kill" or the error's name.
+func (v Verdict) String() string {
+	switch {
+	case v == Allow:
+		return "allow"
+	case v == Kill:
+		return "kill"
+	case v&unix.SECCOMP_RET_ACTION_FULL == unix.SECCOMP_RET_ERRNO:
+		return unix.ErrnoName(unix.Errno(v & unix.SECCOMP_RET_DATA))
+	}
+	return fmt.Sprintf("%#x", uint32(v))
+}
+
+// instruction is the size of struct sock_filter, maxInstructions the kernel's BPF_MAXINSNS.
+const (
+	instruction     = 8
+	maxInstructions = 4096
+)
+
+// ErrProgram says that bytes are no program.
+var ErrProgram = errors.New("no seccomp program")
+
+// Install puts a program (struct sock_filter after struct sock_filter, in the machine's byte order)
+// on the calling thread, for good: it and all that it forks. Other threads of the process are not
+// touched (no TSYNC), so lock the goroutine to its thread first.
+//
+// The thread needs no_new_privs or CAP_SYS_ADMIN in its user namespace.
+func Install(program []byte) error {
+	n := len(program) / instruction
+	if n == 0 || n > maxInstructions || len(program)%instruction != 0 {
+		return fmt.Errorf("%d bytes: %w", len(program), ErrProgram)
+	}
+	if errno := RawInstall(&program[0], uint16(n)); errno != 0 {
+		return os.NewSyscallError("seccomp", errno)
+	}
+	return nil
+}
