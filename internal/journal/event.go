@@ -2,12 +2,17 @@
 //
 // It owns the event types and the Recorder interface; every change of state and every process
 // start and end passes through one Recorder. It imports neither the domain nor a backend.
+//
+// What belongs here: the event types, and keeping them dense, ordered and durable (Log). What does
+// not: deciding that something is worth an event; package sandbox does that.
 package journal
 
 import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"casemate.dev/internal/store"
 )
 
 // Observer names who saw a fact. What only the guest saw is never called proved.
@@ -73,15 +78,38 @@ func (e Event) With(o Observer, v any) Event {
 
 // Recorder takes events. Implementations are safe for concurrent use and keep one sandbox's events
 // in the order of the calls.
+//
+// An event may bring writes of the store with it: they are committed together with it or not at all,
+// so that a state and the record of how it came to be never differ.
 type Recorder interface {
-	// Record assigns the event's counter and puts it on its way; it returns once the event survives
-	// the death of this process (not a power loss). The returned event carries Seq and Time.
-	Record(ctx context.Context, e Event) (Event, error)
-	// Post is Record without the wait: the event has its counter and its place in the order, and is
-	// durable with the next Record of anything. Starts use it, since they never wait.
-	Post(e Event) Event
+	// Enqueue gives the event its counter and its place in the order, and returns at once. It is
+	// committed when somebody waits for it or for a later one, or else soon after a Post.
+	Enqueue(e Event, with ...store.Write) Pending
+	// Record is Enqueue and Wait: it returns once the event survives the death of this process (not a
+	// power loss, unless the recorder is strict). The returned event carries Seq and Time.
+	Record(ctx context.Context, e Event, with ...store.Write) (Event, error)
+	// Post is Record without the wait: it is durable with the next Record of anything, or within
+	// milliseconds. Starts use it, since they never wait.
+	Post(e Event, with ...store.Write) Event
 	// Events returns sandbox's events with Seq > after, oldest first, at most limit (0: 1000).
 	Events(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error)
-	// Follow sends events of sandbox with Seq > after until ctx ends or send fails.
+	// Follow sends events of sandbox with Seq > after until ctx ends or send fails, and returns that
+	// error.
 	Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error
+}
+
+// Pending is an event that has its place and is not known to be durable yet.
+type Pending struct {
+	Event Event
+	// Done returns once the event is durable or has failed. nil: it is durable already.
+	Done func() error
+}
+
+// Wait returns the event once it is durable. It does not depend on a context: the event is on its
+// way whatever the caller does.
+func (p Pending) Wait() (Event, error) {
+	if p.Done == nil {
+		return p.Event, nil
+	}
+	return p.Event, p.Done()
 }

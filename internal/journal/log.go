@@ -2,30 +2,304 @@ package journal
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
 
+	"casemate.dev/internal/clock"
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/store"
 )
 
-// Log is the Recorder on package store.
-type Log struct{}
+// The bounds of what the log keeps in memory.
+const (
+	// maxHeads is how many sandboxes' counters are kept; others are read again when needed.
+	maxHeads = 4096
+	// maxBacklog is how many events wait for a disk that refuses them.
+	maxBacklog = 4096
+	// pageSize is how many events are read at once.
+	pageSize = 1000
+)
 
-// Open returns the journal in db.
-func Open(db *store.DB) (*Log, error) { return &Log{}, nil }
+// Options shape a Log.
+type Options struct {
+	// Strict flushes events that somebody waits for to disk before they count as recorded.
+	Strict bool
+	// Clock defaults to the system's.
+	Clock clock.Clock
+}
+
+// Log is the Recorder on package store.
+//
+// Counters are dense: an event whose writes fail leaves a Gap event in its place that says what is
+// missing and why. Where not even that can be written, it waits and goes in front of the next event.
+type Log struct {
+	db     *store.DB
+	strict bool
+	clock  clock.Clock
+
+	// mu guards the fields below. It is held while an event is queued, so that counters and the order
+	// of the queue agree.
+	mu      sync.Mutex
+	heads   map[string]*head
+	backlog []Event // gaps and posted events that the disk refused, by age
+	dropped int     // posted events that the backlog had no room for
+}
+
+// head is the newest end of one sandbox's events.
+type head struct {
+	seq       uint64        // of the last event that has a place
+	queued    int           // events not yet committed
+	followers int           // Follow calls
+	grown     chan struct{} // closed and replaced when events were committed
+}
 
 var _ Recorder = (*Log)(nil)
 
-// Record implements Recorder.
-func (l *Log) Record(ctx context.Context, e Event) (Event, error) { return e, nil }
+// Open returns the journal in db. The log holds nothing that needs closing; it ends with db.
+func Open(db *store.DB, o Options) *Log {
+	if o.Clock == nil {
+		o.Clock = clock.New()
+	}
+	return &Log{db: db, strict: o.Strict, clock: o.Clock, heads: make(map[string]*head)}
+}
 
-// Post implements Recorder.
-func (l *Log) Post(e Event) Event { return e }
+// Record implements Recorder.
+func (l *Log) Record(_ context.Context, e Event, with ...store.Write) (Event, error) {
+	return l.Enqueue(e, with...).Wait()
+}
+
+// Enqueue implements Recorder.
+func (l *Log) Enqueue(e Event, with ...store.Write) Pending {
+	return l.enqueue(e, gap(e, "could not be written"), l.strict, with)
+}
+
+// Post implements Recorder. If its writes fail, the event is kept without them.
+func (l *Log) Post(e Event, with ...store.Write) Event {
+	p := l.enqueue(e, e, false, with)
+	l.db.Kick()
+	return p.Event
+}
+
+// enqueue places e; instead takes its counter if it can't be written.
+func (l *Log) enqueue(e, instead Event, synced bool, with []store.Write) Pending {
+	facts, err := json.Marshal(e.Facts)
+	if err != nil {
+		return failed(e, fmt.Errorf("encode facts: %w", err))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, err := l.headLocked(e.Sandbox)
+	if err == nil && len(l.backlog) >= maxBacklog {
+		err = errs.New(errs.Unavailable, "cannot record what happens: too much waits for the disk already")
+	}
+	if err != nil {
+		l.dropped++
+		return failed(e, err)
+	}
+	l.flushBacklogLocked()
+	if e.Time.IsZero() {
+		e.Time = l.clock.Now()
+	}
+	h.seq++
+	h.queued++
+	e.Seq = h.seq
+	instead.Seq, instead.Time = e.Seq, e.Time
+	p := l.db.Queue(store.Change{
+		Writes:  append([]store.Write{store.AddEvent(row(e, facts))}, with...),
+		Instead: []store.Write{add(instead)},
+		Synced:  synced,
+		After:   func(err, insteadErr error) { l.settled(instead, err, insteadErr) },
+	})
+	return Pending{Event: e, Done: p.Wait}
+}
+
+func failed(e Event, err error) Pending {
+	return Pending{Event: e, Done: func() error { return err }}
+}
+
+// gap is the event that takes e's place.
+func gap(e Event, why string) Event {
+	g := Event{Sandbox: e.Sandbox, Type: Gap, Actor: "server", Process: e.Process}
+	return g.With(Server, map[string]any{"missing": e.Type, "reason": why})
+}
+
+func row(e Event, facts []byte) store.Event {
+	return store.Event{
+		Sandbox: e.Sandbox, Seq: e.Seq, Time: e.Time.UnixNano(), Type: string(e.Type),
+		Actor: e.Actor, Process: e.Process, Facts: facts,
+	}
+}
+
+// add writes an event whose facts were marshalled by With before, and so can't fail.
+func add(e Event) store.Write {
+	return func(tx *store.Tx) error {
+		facts, err := json.Marshal(e.Facts)
+		if err != nil {
+			return err
+		}
+		return store.AddEvent(row(e, facts))(tx)
+	}
+}
+
+// headLocked returns a sandbox's newest end, and reads its counter where it is not in memory.
+func (l *Log) headLocked(sandbox string) (*head, error) {
+	if h, ok := l.heads[sandbox]; ok {
+		return h, nil
+	}
+	seq, err := l.db.LastEvent(context.Background(), sandbox)
+	if err != nil {
+		return nil, fmt.Errorf("read last event: %w", err)
+	}
+	if len(l.heads) >= maxHeads {
+		for s, h := range l.heads {
+			if h.queued == 0 && h.followers == 0 {
+				delete(l.heads, s)
+			}
+			if len(l.heads) < maxHeads*3/4 {
+				break
+			}
+		}
+	}
+	h := &head{seq: seq}
+	l.heads[sandbox] = h
+	return h, nil
+}
+
+// settled takes note of what became of an event.
+func (l *Log) settled(instead Event, err, insteadErr error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.heads[instead.Sandbox] // never dropped while something is queued
+	h.queued--
+	if err != nil && insteadErr != nil {
+		h.queued++ // the backlog keeps the head in memory: the counter is not in the store
+		l.backlog = append(l.backlog, instead)
+		return
+	}
+	h.wake()
+}
+
+func (h *head) wake() {
+	if h.followers > 0 {
+		close(h.grown)
+		h.grown = make(chan struct{})
+	}
+}
+
+// flushBacklogLocked puts what the disk refused before in line again, in front of new events.
+func (l *Log) flushBacklogLocked() {
+	if len(l.backlog) == 0 {
+		return
+	}
+	back := l.backlog
+	l.backlog = nil
+	if l.dropped > 0 {
+		// Which sandboxes the dropped ones belonged to is not kept: say it where the first of them is.
+		last := back[len(back)-1]
+		back[len(back)-1] = last.With(Server, map[string]any{
+			"missing": last.Type, "reason": "could not be written", "dropped_after": l.dropped,
+		})
+		l.dropped = 0
+	}
+	writes := make([]store.Write, len(back))
+	for i, e := range back {
+		writes[i] = add(e)
+	}
+	l.db.Queue(store.Change{Writes: writes, After: func(err, _ error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if err != nil {
+			l.backlog = append(back, l.backlog...)
+			return
+		}
+		for _, e := range back {
+			h := l.heads[e.Sandbox]
+			h.queued--
+			h.wake()
+		}
+	}})
+}
 
 // Events implements Recorder.
 func (l *Log) Events(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error) {
-	return nil, nil
+	// What was posted counts as having happened, so it must be seen. A failure to write it is told to
+	// whoever waits for it; what is there is shown.
+	_ = l.db.Flush()
+	return l.read(ctx, sandbox, after, limit)
 }
 
-// Follow implements Recorder.
+func (l *Log) read(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error) {
+	if limit <= 0 {
+		limit = pageSize
+	}
+	rows, err := l.db.EventsAfter(ctx, sandbox, after, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	all := make([]Event, len(rows))
+	for i, r := range rows {
+		all[i] = Event{
+			Sandbox: r.Sandbox, Seq: r.Seq, Time: time.Unix(0, r.Time).UTC(),
+			Type: Type(r.Type), Actor: r.Actor, Process: r.Process,
+		}
+		if err := json.Unmarshal(r.Facts, &all[i].Facts); err != nil {
+			return nil, fmt.Errorf("decode event %s/%d: %w", r.Sandbox, r.Seq, err)
+		}
+	}
+	return all, nil
+}
+
+// Follow implements Recorder. It is told of new events, and never polls.
 func (l *Log) Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error {
-	return nil
+	h, err := l.follow(sandbox)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		l.mu.Lock()
+		h.followers--
+		l.mu.Unlock()
+	}()
+	_ = l.db.Flush() // as in Events
+	for {
+		// The channel first: what is committed after the read closes it.
+		l.mu.Lock()
+		grown := h.grown
+		l.mu.Unlock()
+		page, err := l.read(ctx, sandbox, after, pageSize)
+		if err != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		for _, e := range page {
+			if err := send(e); err != nil {
+				return err
+			}
+			after = e.Seq
+		}
+		if len(page) > 0 {
+			continue
+		}
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (l *Log) follow(sandbox string) (*head, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, err := l.headLocked(sandbox)
+	if err != nil {
+		return nil, err
+	}
+	if h.followers == 0 {
+		h.grown = make(chan struct{})
+	}
+	h.followers++
+	return h, nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"modernc.org/sqlite"
@@ -48,6 +49,9 @@ type DB struct {
 	syncer *syncer
 	pool   *sql.DB
 	stmts  statements
+
+	closing sync.Once
+	closed  error
 }
 
 // Open opens the data directory, makes it where it is missing, and brings its schema up to date.
@@ -104,8 +108,13 @@ func (db *DB) open() error {
 	return nil
 }
 
-// Close writes what is queued, flushes it to disk and releases the directory.
+// Close writes what is queued, flushes it to disk and releases the directory. Idempotent.
 func (db *DB) Close() error {
+	db.closing.Do(func() { db.closed = db.close() })
+	return db.closed
+}
+
+func (db *DB) close() error {
 	var all []error
 	if db.pool != nil {
 		all = append(all, db.stmts.close(), db.pool.Close())

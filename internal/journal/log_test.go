@@ -1,0 +1,403 @@
+package journal
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	_ "modernc.org/sqlite" // raw access, to make the store refuse events
+	"pgregory.net/rapid"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/store"
+)
+
+func openLog(t testing.TB, dir string) (*Log, *store.DB) {
+	t.Helper()
+	db, err := store.Open(store.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() }) // some tests close it themselves
+	return Open(db, Options{}), db
+}
+
+// checkDense fails unless sandbox has exactly want events, numbered from 1.
+func checkDense(t testing.TB, l *Log, sandbox string, want int) []Event {
+	t.Helper()
+	var all []Event
+	for {
+		page, err := l.Events(t.Context(), sandbox, uint64(len(all)), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		all = append(all, page...)
+	}
+	for i, e := range all {
+		if e.Seq != uint64(i+1) {
+			t.Fatalf("%s: event %d has counter %d", sandbox, i+1, e.Seq)
+		}
+	}
+	if len(all) != want {
+		t.Fatalf("%s: %d events, want %d", sandbox, len(all), want)
+	}
+	return all
+}
+
+func TestCountersAreDenseUnderConcurrency(t *testing.T) {
+	dir := t.TempDir()
+	l, db := openLog(t, dir)
+	const sandboxes, callers, each = 5, 8, 60
+	var wg sync.WaitGroup
+	for c := range callers {
+		wg.Go(func() {
+			for n := range each {
+				e := Event{Sandbox: fmt.Sprint("s", (c+n)%sandboxes), Type: ProcessStarted, Actor: fmt.Sprint(c)}
+				e = e.With(Guest, map[string]int{"n": n})
+				if n%3 == 0 {
+					l.Post(e)
+				} else if _, err := l.Record(t.Context(), e); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for s := range sandboxes {
+		last := map[string]int{}
+		for _, e := range checkDense(t, l, fmt.Sprint("s", s), callers*each/sandboxes) {
+			var facts struct{ N int }
+			if err := json.Unmarshal(e.Facts[Guest], &facts); err != nil {
+				t.Fatal(err)
+			}
+			if before, ok := last[e.Actor]; ok && facts.N <= before {
+				t.Fatalf("caller %s: event %d came after %d", e.Actor, facts.N, before)
+			}
+			last[e.Actor] = facts.N
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, _ := openLog(t, dir)
+	e, err := again.Record(t.Context(), Event{Sandbox: "s0", Type: SandboxEnded})
+	if err != nil || e.Seq != callers*each/sandboxes+1 {
+		t.Errorf("after a restart the next counter is %d, %v", e.Seq, err)
+	}
+}
+
+func TestRecordCommitsItsWritesTogether(t *testing.T) {
+	l, db := openLog(t, t.TempDir())
+	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxCreated}, store.PutSetting("a", "1")); err != nil {
+		t.Fatal(err)
+	}
+	bad := errors.New("refused")
+	refuse := func(*store.Tx) error { return bad }
+	_, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxUpdated}, store.PutSetting("a", "2"), refuse)
+	if !errors.Is(err, bad) {
+		t.Fatalf("record: %v", err)
+	}
+	l.Post(Event{Sandbox: "s", Type: ProcessStarted}, store.PutSetting("a", "3"), refuse)
+	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxEnded}); err != nil {
+		t.Fatal(err)
+	}
+	all := checkDense(t, l, "s", 4)
+	for i, want := range []Type{SandboxCreated, Gap, ProcessStarted, SandboxEnded} {
+		if all[i].Type != want {
+			t.Errorf("event %d is %s, want %s", i+1, all[i].Type, want)
+		}
+	}
+	if v, _ := db.Setting(t.Context(), "a"); v != "1" {
+		t.Errorf("a write of a failed event was kept: %q", v)
+	}
+	var facts struct{ Missing Type }
+	if err := json.Unmarshal(all[1].Facts[Server], &facts); err != nil || facts.Missing != SandboxUpdated {
+		t.Errorf("the gap says %s, %v", all[1].Facts[Server], err)
+	}
+}
+
+// TestEventsWaitForADiskThatRefusesThem lets every insert fail for a while, as a full disk does.
+func TestEventsWaitForADiskThatRefusesThem(t *testing.T) {
+	dir := t.TempDir()
+	l, _ := openLog(t, dir)
+	raw, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "casemate.db")+"?_pragma=busy_timeout(5000)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = raw.Close() }()
+	record := func(typ Type) error {
+		_, err := l.Record(t.Context(), Event{Sandbox: "s", Type: typ})
+		return err
+	}
+	if err := record(SandboxCreated); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := raw.Exec("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END"); err != nil {
+		t.Fatal(err)
+	}
+	l.Post(Event{Sandbox: "s", Type: ProcessStarted})
+	for range 3 {
+		if err := record(ProcessEnded); err == nil {
+			t.Fatal("a refused event was acknowledged")
+		}
+	}
+	if _, err := raw.Exec("DROP TRIGGER full"); err != nil {
+		t.Fatal(err)
+	}
+	if err := record(SandboxEnded); err != nil {
+		t.Fatal(err)
+	}
+	all := checkDense(t, l, "s", 6)
+	for i, want := range []Type{SandboxCreated, ProcessStarted, Gap, Gap, Gap, SandboxEnded} {
+		if all[i].Type != want {
+			t.Errorf("event %d is %s, want %s", i+1, all[i].Type, want)
+		}
+	}
+}
+
+func TestBacklogIsBounded(t *testing.T) {
+	l, db := openLog(t, t.TempDir())
+	l.backlog = make([]Event, maxBacklog)
+	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxCreated}); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("record with a full backlog: %v", err)
+	}
+	l.Post(Event{Sandbox: "s", Type: SandboxCreated})
+	if l.dropped != 2 || len(l.backlog) != maxBacklog {
+		t.Errorf("dropped %d, backlog %d", l.dropped, len(l.backlog))
+	}
+	_ = db
+}
+
+func TestFollowSeesEveryEventOnce(t *testing.T) {
+	l, _ := openLog(t, t.TempDir())
+	const before, during = 20, 200
+	for range before {
+		if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: FileRead}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for f := range 4 {
+		wg.Go(func() {
+			after := uint64(f * 5)
+			err := l.Follow(ctx, "s", after, func(e Event) error {
+				if e.Seq != after+1 {
+					return fmt.Errorf("follower %d: event %d after %d", f, e.Seq, after)
+				}
+				if after = e.Seq; after == before+during {
+					return errDone
+				}
+				return nil
+			})
+			if !errors.Is(err, errDone) {
+				t.Errorf("follower %d: %v after event %d", f, err, after)
+			}
+		})
+	}
+	for range during / 2 {
+		l.Post(Event{Sandbox: "s", Type: FileRead})
+		l.Post(Event{Sandbox: "other", Type: FileRead})
+		if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: FileRead}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+}
+
+var errDone = errors.New("done")
+
+func TestFollowEndsWithItsContext(t *testing.T) {
+	l, _ := openLog(t, t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	l.Post(Event{Sandbox: "s", Type: FileRead})
+	err := l.Follow(ctx, "s", 0, func(Event) error { cancel(); return nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("follow: %v", err)
+	}
+	if l.heads["s"].followers != 0 {
+		t.Error("the follower is still counted")
+	}
+}
+
+func TestCountersMayLeaveMemory(t *testing.T) {
+	l, _ := openLog(t, t.TempDir())
+	for round := range 3 {
+		for s := range maxHeads/2 + 200 {
+			l.Post(Event{Sandbox: fmt.Sprintf("s%d-%d", round%2, s), Type: FileRead})
+		}
+		if err := l.db.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if len(l.heads) > maxHeads {
+			t.Fatalf("%d counters in memory", len(l.heads))
+		}
+	}
+	checkDense(t, l, "s0-7", 2)
+	checkDense(t, l, "s1-7", 1)
+}
+
+// TestAcknowledgedEventsSurviveKill kills a recording child with -9 and looks for what it had said
+// was recorded.
+func TestAcknowledgedEventsSurviveKill(t *testing.T) {
+	if dir := os.Getenv("JOURNAL_TEST_CHILD"); dir != "" {
+		recordForever(dir)
+	}
+	for round := range 3 {
+		dir := t.TempDir()
+		cmd := exec.Command(os.Args[0], "-test.run=^TestAcknowledgedEventsSurviveKill$")
+		cmd.Env = append(os.Environ(), "JOURNAL_TEST_CHILD="+dir)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		acknowledged := map[string]uint64{}
+		read := func() bool {
+			var s string
+			var n uint64
+			if _, err := fmt.Fscanln(out, &s, &n); err != nil {
+				return false
+			}
+			acknowledged[s] = max(acknowledged[s], n)
+			return true
+		}
+		for range 100 + 300*round {
+			if !read() {
+				t.Fatal("the child died early")
+			}
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		for read() {
+		}
+		_ = cmd.Wait() // killed
+		l, _ := openLog(t, dir)
+		for s, n := range acknowledged {
+			last, err := l.db.LastEvent(t.Context(), s)
+			if err != nil || last < n {
+				t.Errorf("%s: event %d was acknowledged, the last is %d, %v", s, n, last, err)
+			}
+			checkDense(t, l, s, int(last))
+		}
+	}
+}
+
+func recordForever(dir string) {
+	db, err := store.Open(store.Config{Dir: dir})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	l := Open(db, Options{})
+	for c := range 4 {
+		go func() {
+			for {
+				s := fmt.Sprint("s", rand.IntN(3))
+				if c == 0 {
+					l.Post(Event{Sandbox: s, Type: ProcessStarted})
+				}
+				e, err := l.Record(context.Background(), Event{Sandbox: s, Type: ProcessEnded})
+				if err != nil {
+					os.Exit(1)
+				}
+				fmt.Printf("%s %d\n", s, e.Seq)
+			}
+		}()
+	}
+	select {}
+}
+
+// TestAnyOrderOfCallsKeepsTheRecord compares the log with a plain list, over calls and restarts.
+func TestAnyOrderOfCallsKeepsTheRecord(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		dir, err := os.MkdirTemp(t.TempDir(), "")
+		if err != nil {
+			r.Fatal(err)
+		}
+		db, err := store.Open(store.Config{Dir: dir})
+		if err != nil {
+			r.Fatal(err)
+		}
+		defer func() { _ = db.Close() }()
+		l := Open(db, Options{Strict: rapid.Bool().Draw(r, "strict")})
+		want := map[string][]Type{}
+		sandbox := rapid.SampledFrom([]string{"a", "b"})
+		typ := rapid.SampledFrom([]Type{ProcessStarted, ProcessEnded, FileRead})
+		r.Repeat(map[string]func(*rapid.T){
+			"record": func(r *rapid.T) {
+				s, y := sandbox.Draw(r, "sandbox"), typ.Draw(r, "type")
+				if _, err := l.Record(context.Background(), Event{Sandbox: s, Type: y}); err != nil {
+					r.Fatal(err)
+				}
+				want[s] = append(want[s], y)
+			},
+			"post": func(r *rapid.T) {
+				s, y := sandbox.Draw(r, "sandbox"), typ.Draw(r, "type")
+				if e := l.Post(Event{Sandbox: s, Type: y}); e.Seq != uint64(len(want[s])+1) {
+					r.Fatalf("counter %d", e.Seq)
+				}
+				want[s] = append(want[s], y)
+			},
+			"refused": func(r *rapid.T) {
+				s := sandbox.Draw(r, "sandbox")
+				refuse := func(*store.Tx) error { return errDone }
+				if _, err := l.Record(context.Background(), Event{Sandbox: s, Type: FileRead}, refuse); err == nil {
+					r.Fatal("acknowledged")
+				}
+				want[s] = append(want[s], Gap)
+			},
+			"restart": func(r *rapid.T) {
+				if err := db.Close(); err != nil {
+					r.Fatal(err)
+				}
+				if db, err = store.Open(store.Config{Dir: dir}); err != nil {
+					r.Fatal(err)
+				}
+				l = Open(db, Options{})
+			},
+			"": func(r *rapid.T) {
+				for s := range want {
+					got, err := l.Events(context.Background(), s, 0, 0)
+					if err != nil || len(got) != len(want[s]) {
+						r.Fatalf("%s: %d events, %v, want %d", s, len(got), err, len(want[s]))
+					}
+					for i, e := range got {
+						if e.Seq != uint64(i+1) || e.Type != want[s][i] {
+							r.Fatalf("%s: event %d is %s %d", s, i+1, e.Type, e.Seq)
+						}
+					}
+				}
+			},
+		})
+	})
+}
+
+func BenchmarkStartAndEnd(b *testing.B) {
+	l, _ := openLog(b, b.TempDir())
+	e := Event{Sandbox: "s", Actor: "local", Process: "prc_x"}.With(Guest, map[string]any{"argv": []string{"true"}, "pid": 12})
+	for b.Loop() {
+		e.Type = ProcessStarted
+		l.Post(e)
+		e.Type = ProcessEnded
+		if _, err := l.Record(context.Background(), e); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
