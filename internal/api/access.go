@@ -1,0 +1,165 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/policy"
+	casematev1 "casemate.dev/proto/casemate/v1"
+)
+
+// gate is the one place where access is enforced. It reads from the schema what each method needs;
+// a method that names nothing is refused.
+type gate struct {
+	api     *API
+	methods map[string]*method // by procedure, "/casemate.v1.SandboxService/GetSandbox"
+}
+
+// method is what the gate knows of one RPC.
+type method struct {
+	access policy.Access
+	calls  counter
+}
+
+var _ connect.Interceptor = (*gate)(nil)
+
+func newGate(a *API) *gate {
+	g := &gate{api: a, methods: make(map[string]*method)}
+	for _, s := range schemaServices() {
+		for i := range s.Methods().Len() {
+			m := s.Methods().Get(i)
+			g.methods[procedureOf(m)] = &method{access: accessOf(m)}
+		}
+	}
+	return g
+}
+
+// schemaServices returns every service of the native API.
+func schemaServices() []protoreflect.ServiceDescriptor {
+	var out []protoreflect.ServiceDescriptor
+	for _, f := range []protoreflect.FileDescriptor{
+		casematev1.File_casemate_v1_sandbox_proto,
+		casematev1.File_casemate_v1_process_proto,
+		casematev1.File_casemate_v1_file_proto,
+		casematev1.File_casemate_v1_system_proto,
+	} {
+		for i := range f.Services().Len() {
+			out = append(out, f.Services().Get(i))
+		}
+	}
+	return out
+}
+
+func procedureOf(m protoreflect.MethodDescriptor) string {
+	return "/" + string(m.Parent().FullName()) + "/" + string(m.Name())
+}
+
+// accessOf reads a method's access option; 0 where it has none.
+func accessOf(m protoreflect.MethodDescriptor) policy.Access {
+	a, ok := proto.GetExtension(m.Options(), casematev1.E_Access).(casematev1.Access)
+	if !ok {
+		return 0
+	}
+	return policy.Access(a)
+}
+
+// admit decides whether the caller in ctx may use procedure at all. Whether it may on a particular
+// sandbox is the Manager's to decide.
+func (g *gate) admit(ctx context.Context, procedure string) (*method, error) {
+	m, ok := g.methods[procedure]
+	if !ok || m.access == 0 {
+		return nil, errs.New(errs.PermissionDenied, "%s names no access and is refused", procedure)
+	}
+	c := callerOf(ctx)
+	if policy.Allow(c.principal, m.access, "") {
+		return m, nil
+	}
+	if c.err != nil {
+		return m, c.err
+	}
+	return m, errs.New(errs.PermissionDenied, "this key may not do that").
+		WithHint("it needs an admin key: `casemate keys create --admin`")
+}
+
+// WrapUnary implements connect.Interceptor.
+func (g *gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		procedure := req.Spec().Procedure
+		m, err := g.admit(ctx, procedure)
+		m.begin()
+		var resp connect.AnyResponse
+		if err == nil {
+			resp, err = next(ctx, req)
+		}
+		m.end(err)
+		if err != nil {
+			return nil, g.api.rpcError(ctx, procedure, err)
+		}
+		return resp, nil
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (g *gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		procedure := conn.Spec().Procedure
+		m, err := g.admit(ctx, procedure)
+		m.begin()
+		if err == nil {
+			var stop func()
+			ctx, stop = g.api.whileServing(ctx)
+			defer stop()
+			err = next(ctx, conn)
+		}
+		m.end(err)
+		if err != nil {
+			return g.api.rpcError(ctx, procedure, err)
+		}
+		return nil
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor; the server makes no calls.
+func (g *gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// begin and end count a call; a method that the schema does not know is counted nowhere.
+func (m *method) begin() {
+	if m != nil {
+		m.calls.begin()
+	}
+}
+
+func (m *method) end(err error) {
+	if m != nil {
+		m.calls.end(err != nil)
+	}
+}
+
+// plainHandler serves a plain HTTP path. It writes nothing before it returns an error, unless it
+// reports the error in its own stream.
+type plainHandler func(w http.ResponseWriter, r *http.Request) error
+
+// twin serves h under the access that procedure names.
+func (g *gate) twin(procedure string, h plainHandler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		m, err := g.admit(r.Context(), procedure)
+		m.begin()
+		if err == nil {
+			ctx, stop := g.api.whileServing(r.Context())
+			defer stop()
+			r = r.WithContext(ctx)
+			err = g.api.guarded(h, w, r)
+		}
+		m.end(err)
+		if err != nil {
+			g.api.writeError(w, r, err)
+		}
+	}
+}

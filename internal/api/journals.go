@@ -1,0 +1,55 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/journal"
+	casematev1 "casemate.dev/proto/casemate/v1"
+	"casemate.dev/proto/casemate/v1/casematev1connect"
+)
+
+// journals implements JournalService.
+type journals struct{ *API }
+
+var _ casematev1connect.JournalServiceHandler = (*journals)(nil)
+
+// The sizes of one page of events.
+const (
+	defaultEvents = 100
+	maxEvents     = 1000
+)
+
+// ListEvents implements JournalServiceHandler.
+func (h *journals) ListEvents(ctx context.Context, req *casematev1.ListEventsRequest) (*casematev1.ListEventsResponse, error) {
+	limit := int(req.GetLimit())
+	switch {
+	case limit < 0:
+		return nil, errs.New(errs.InvalidArgument, "limit can't be negative")
+	case limit == 0:
+		limit = defaultEvents
+	case limit > maxEvents:
+		limit = maxEvents
+	}
+	events, err := h.cfg.Manager.Events(ctx, principalOf(ctx), req.GetSandbox(), req.GetAfter(), limit)
+	if err != nil {
+		return nil, err
+	}
+	resp := &casematev1.ListEventsResponse{Events: make([]*casematev1.Event, 0, len(events))}
+	for _, e := range events {
+		resp.Events = append(resp.Events, eventMessage(e))
+	}
+	return resp, nil
+}
+
+// FollowEvents implements JournalServiceHandler.
+func (h *journals) FollowEvents(ctx context.Context, req *casematev1.FollowEventsRequest, stream *connect.ServerStream[casematev1.Event]) error {
+	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&casematev1.Event{}) })
+	defer b.stop()
+	err := h.cfg.Manager.FollowEvents(ctx, principalOf(ctx), req.GetSandbox(), req.GetAfter(), func(e journal.Event) error {
+		return b.send(func() error { return stream.Send(eventMessage(e)) })
+	})
+	return endOfFollow(ctx, err)
+}

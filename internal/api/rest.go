@@ -1,0 +1,186 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/vanguard"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"casemate.dev/internal/errs"
+	casematev1 "casemate.dev/proto/casemate/v1"
+	"casemate.dev/proto/casemate/v1/casematev1connect"
+)
+
+// Route is a plain HTTP path beside those of the schema.
+type Route struct {
+	Method string
+	Path   string
+	// Twin is the RPC whose work it does and whose access it needs.
+	Twin string
+}
+
+// twinRoute is a Route with its handler.
+type twinRoute struct {
+	Route
+	handler plainHandler
+}
+
+// Routes lists the plain HTTP paths that are not in the schema, since the schema's annotations can't
+// say them: streams, bytes, and ports.
+func Routes() []Route {
+	var out []Route
+	for _, t := range (*API)(nil).twins() {
+		out = append(out, t.Route)
+	}
+	return out
+}
+
+func (a *API) twins() []twinRoute {
+	const box = "/v1/sandboxes/{sandbox}"
+	return []twinRoute{
+		{Route{"POST", box + "/run", casematev1connect.ProcessServiceRunProcedure}, a.serveRun},
+		{Route{"GET", box + "/processes/{process}/output", casematev1connect.ProcessServiceOutputProcedure}, a.serveOutput},
+		{Route{"GET", box + "/files", casematev1connect.FileServiceReadFileProcedure}, a.serveContent},
+		{Route{"PUT", box + "/files", casematev1connect.FileServiceWriteFileProcedure}, a.saveContent},
+		{Route{"GET", box + "/files/watch", casematev1connect.FileServiceWatchFilesProcedure}, a.serveWatch},
+		{Route{"GET", box + "/events/stream", casematev1connect.JournalServiceFollowEventsProcedure}, a.serveEvents},
+		{Route{"POST", "/v1/templates/{name}/build", casematev1connect.SystemServiceBuildTemplateProcedure}, a.serveBuild},
+	}
+}
+
+// newREST builds what serves /v1/: the port proxy, the twins, and Vanguard for the rest. Vanguard
+// gets no RPC paths: in front of Connect it answers 404 to plain JSON without Connect's own header.
+func (a *API) newREST() (http.Handler, error) {
+	services := make([]*vanguard.Service, 0, len(a.rpc))
+	for prefix, h := range a.rpc {
+		services = append(services, vanguard.NewService(prefix, h,
+			vanguard.WithTargetProtocols(vanguard.ProtocolConnect), // unary calls only arrive here
+			vanguard.WithTargetCodecs(vanguard.CodecProto),
+			vanguard.WithNoTargetCompression(),
+			vanguard.WithMaxMessageBufferBytes(maxMessage),
+		))
+	}
+	schema, err := vanguard.NewTranscoder(services,
+		vanguard.WithCodec(newRESTCodec),
+		vanguard.WithUnknownHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			a.writeError(w, r, errNoRoute(r))
+		})))
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	for _, t := range a.twins() {
+		mux.Handle(t.Method+" "+t.Path, a.gate.twin(t.Twin, t.handler))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if p, ok := parsePortPath(r.URL.EscapedPath()); ok {
+			a.ports.serve(w, r, p)
+			return
+		}
+		if accepts(r, typeSSE) && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/events") {
+			r.URL.Path += "/stream" // the list of events is its own stream for those who accept one
+			r.URL.RawPath = ""
+		}
+		if _, pattern := mux.Handler(r); pattern != "" && !strings.HasPrefix(pattern, "/") {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		schema.ServeHTTP(&restWriter{ResponseWriter: w}, r)
+	}), nil
+}
+
+// restJSON is how REST answers are written: every field shows, since a missing "code" for exit code
+// 0 surprises people.
+func restJSON() protojson.MarshalOptions { return protojson.MarshalOptions{EmitDefaultValues: true} }
+
+// writeMessage answers with a schema message as REST does.
+func writeMessage(w http.ResponseWriter, m proto.Message) error {
+	body, err := restJSON().Marshal(m)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body)
+	return nil
+}
+
+// restCodec is Vanguard's JSON codec, which also writes errors as the other plain paths do.
+type restCodec struct{ *vanguard.JSONCodec }
+
+var _ vanguard.RESTCodec = restCodec{}
+
+func newRESTCodec(resolver vanguard.TypeResolver) vanguard.Codec {
+	c := vanguard.NewJSONCodec(resolver)
+	c.MarshalOptions.EmitDefaultValues = true
+	c.MarshalOptions.EmitUnpopulated = false // it would show unset messages as null
+	return restCodec{c}
+}
+
+// MarshalAppend implements vanguard.Codec.
+func (c restCodec) MarshalAppend(base []byte, m proto.Message) ([]byte, error) {
+	s, ok := m.(*status.Status)
+	if !ok {
+		return c.JSONCodec.MarshalAppend(base, m)
+	}
+	kind := errs.FromGRPC(int(s.GetCode()))
+	p := problem{Code: kind.String(), Message: s.GetMessage(), kind: kind}
+	for _, d := range s.GetDetails() {
+		detail := &casematev1.ErrorDetail{}
+		if d.UnmarshalTo(detail) == nil {
+			p.Code, p.Hint, p.ID = detail.GetKind(), detail.GetHint(), detail.GetId()
+		}
+	}
+	body, err := json.Marshal(p)
+	return append(append(base, body...), '\n'), err
+}
+
+// restWriter gives errors the status of our own table, and text errors of Vanguard's the JSON shape.
+type restWriter struct {
+	http.ResponseWriter
+	swallow bool // the body is replaced
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *restWriter) WriteHeader(code int) {
+	if code < http.StatusBadRequest {
+		w.ResponseWriter.WriteHeader(code)
+		return
+	}
+	h := w.Header()
+	if kind, ok := errs.FromCode(h.Get(headerKind)); ok && strings.HasPrefix(h.Get("Content-Type"), "application/json") {
+		if kind == errs.Unauthenticated {
+			h.Set("WWW-Authenticate", `Bearer realm="casemate"`)
+		}
+		w.ResponseWriter.WriteHeader(kind.Map().HTTP)
+		return
+	}
+	if strings.HasPrefix(h.Get("Content-Type"), "application/json") {
+		w.ResponseWriter.WriteHeader(code)
+		return
+	}
+	w.swallow = true
+	kind := errs.InvalidArgument
+	switch code {
+	case http.StatusNotFound:
+		kind = errs.NotFound
+	case http.StatusInternalServerError:
+		kind = errs.Internal
+	}
+	problem{Code: kind.String(), Message: strings.ToLower(http.StatusText(code)), Hint: "docs/api.md lists the paths and their methods", kind: kind}.
+		write(w.ResponseWriter, code)
+}
+
+// Write implements http.ResponseWriter.
+func (w *restWriter) Write(b []byte) (int, error) {
+	if w.swallow {
+		return len(b), nil
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController through.
+func (w *restWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
