@@ -16,18 +16,24 @@ const (
 	Admin         Access = 7 // the server itself
 )
 
+// Local is the principal of the server's own Unix socket, which only its owner can reach.
+func Local() sandbox.Principal { return sandbox.Principal{ID: "local", Admin: true} }
+
 // Allow decides whether p may use a on something that owner holds; owner is "" where the access is
-// not about one sandbox. An unknown access is refused.
+// not about one sandbox, or the sandbox is looked up later (package sandbox then checks again). An
+// unknown access is refused, and so is everything but open methods without a principal. A sandbox
+// that calls back never is an admin, whatever its principal says.
 func Allow(p sandbox.Principal, a Access, owner string) bool {
+	admin := p.Admin && p.Sandbox == ""
 	switch a {
 	case Open:
 		return true
 	case SandboxCreate:
 		return p.ID != ""
 	case SandboxRead, SandboxWrite, Process, Files:
-		return p.ID != "" && (owner == "" || p.Admin || p.ID == owner)
+		return p.ID != "" && (owner == "" || admin || p.ID == owner)
 	case Admin:
-		return p.ID != "" && p.Admin && p.Sandbox == ""
+		return p.ID != "" && admin
 	}
 	return false
 }

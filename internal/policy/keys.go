@@ -1,18 +1,44 @@
-// Package policy says who asks, and what they may do: principals, API keys and pure decisions.
-//
-// What belongs here: turning a secret into a sandbox.Principal, and deciding from values alone
-// whether a principal may use a kind of access. What does not: looking up sandboxes, which package
-// sandbox does with the principal it is given.
 package policy
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
 	"time"
 
+	"casemate.dev/internal/clock"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/id"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
 )
+
+// The shapes of secrets. Both hold 256 random bits.
+const (
+	nativePrefix = "csm_"
+	e2bPrefix    = "e2b_"
+)
+
+// FirstKeyFile is the file in the keys directory that holds the secret of the first key.
+const FirstKeyFile = "admin.key"
+
+// The bounds of the cache of valid keys. cacheFor is how long a key that another process revoked is
+// still taken; one that this process revokes ends at once.
+const (
+	cacheFor  = time.Second
+	cacheSize = 1024
+)
+
+// maxName bounds a key's name.
+const maxName = 100
 
 // Key is an API key without its secret.
 type Key struct {
@@ -31,27 +57,186 @@ type KeyOptions struct {
 	E2B bool
 }
 
-// Keys are the API keys of a server.
-type Keys struct{ db *store.DB }
+// Keys are the API keys of a server, stored hashed. Several processes may work on the same data
+// directory: SQLite serialises their writes, so that a tool can make a key beside a running server.
+// Methods are safe for concurrent use.
+type Keys struct {
+	db    *store.DB
+	clock clock.Clock
 
-// NewKeys returns the keys in db.
-func NewKeys(db *store.DB) *Keys { return &Keys{db: db} }
+	// mu guards the field below.
+	mu    sync.Mutex
+	cache map[[sha256.Size]byte]cached
+}
+
+type cached struct {
+	principal sandbox.Principal
+	until     time.Time
+}
+
+// NewKeys returns the keys in db. A nil clock is the system's.
+func NewKeys(db *store.DB, c clock.Clock) *Keys {
+	if c == nil {
+		c = clock.New()
+	}
+	return &Keys{db: db, clock: c, cache: make(map[[sha256.Size]byte]cached)}
+}
 
 // Create makes a key and returns its secret, which is stored hashed and can't be shown again.
-func (k *Keys) Create(ctx context.Context, o KeyOptions) (Key, string, error) {
-	return Key{}, "", errs.New(errs.Unsupported, "not built yet")
+// InvalidArgument: the name is too long or holds control characters.
+func (k *Keys) Create(_ context.Context, o KeyOptions) (Key, string, error) {
+	if err := checkName(o.Name); err != nil {
+		return Key{}, "", err
+	}
+	secret := newSecret(o.E2B)
+	hash := sha256.Sum256([]byte(secret))
+	key := Key{ID: id.New(id.Key), Name: o.Name, Admin: o.Admin, CreatedAt: k.clock.Now().UTC()}
+	err := k.db.Write(store.AddAPIKey(store.APIKey{
+		ID: key.ID, Name: key.Name, Hash: hash[:], Admin: key.Admin, Created: key.CreatedAt.UnixNano(),
+	}))
+	if err != nil {
+		return Key{}, "", fmt.Errorf("store key: %w", err)
+	}
+	return key, secret, nil
+}
+
+func checkName(name string) error {
+	if len(name) > maxName {
+		return errs.New(errs.InvalidArgument, "cannot create key: name has %d bytes, limit %d", len(name), maxName)
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return r < 0x20 || r == 0x7f || r == '\ufffd' }) {
+		return errs.New(errs.InvalidArgument, "cannot create key: name holds control characters")
+	}
+	return nil
+}
+
+func newSecret(e2b bool) string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
+	if e2b {
+		return e2bPrefix + hex.EncodeToString(b[:])
+	}
+	return nativePrefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
 }
 
 // List returns all keys, also revoked ones, the oldest first.
-func (k *Keys) List(ctx context.Context) ([]Key, error) { return nil, nil }
-
-// Revoke ends a key's validity. Idempotent.
-func (k *Keys) Revoke(ctx context.Context, id string) (Key, error) { return Key{}, nil }
-
-// Authenticate returns whom a secret belongs to; errs.Unauthenticated where it is no valid key.
-func (k *Keys) Authenticate(ctx context.Context, secret string) (sandbox.Principal, error) {
-	return sandbox.Principal{}, errs.New(errs.Unauthenticated, "no valid API key")
+func (k *Keys) List(ctx context.Context) ([]Key, error) {
+	rows, err := k.db.APIKeys(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	all := make([]Key, len(rows))
+	for i, r := range rows {
+		all[i] = keyOf(r)
+	}
+	return all, nil
 }
 
-// Local is the principal of the server's own Unix socket, which only its owner can reach.
-func Local() sandbox.Principal { return sandbox.Principal{ID: "local", Admin: true} }
+func keyOf(r store.APIKey) Key {
+	k := Key{ID: r.ID, Name: r.Name, Admin: r.Admin, CreatedAt: time.Unix(0, r.Created).UTC()}
+	if r.Revoked != 0 {
+		k.RevokedAt = time.Unix(0, r.Revoked).UTC()
+	}
+	return k
+}
+
+// Revoke ends a key's validity. Idempotent. What the key's principal owns lives on.
+func (k *Keys) Revoke(ctx context.Context, keyID string) (Key, error) {
+	if err := k.db.Write(store.RevokeAPIKey(keyID, k.clock.Now().UnixNano())); err != nil {
+		return Key{}, fmt.Errorf("revoke key: %w", err)
+	}
+	k.mu.Lock()
+	clear(k.cache)
+	k.mu.Unlock()
+	row, ok, err := k.db.GetAPIKey(ctx, keyID)
+	if err != nil {
+		return Key{}, fmt.Errorf("read key: %w", err)
+	}
+	if !ok {
+		return Key{}, errs.New(errs.NotFound, "no key %q", keyID).WithHint("casemate keys list shows them")
+	}
+	return keyOf(row), nil
+}
+
+// Authenticate returns whom a secret belongs to; Unauthenticated where it is no valid key. A key
+// that another process revoked is taken for up to a second longer.
+//
+// The secret is looked up by its hash: how long that takes may tell about hashes in the store, but
+// nothing about a secret that has one, since SHA-256 can't be steered towards a given prefix cheaply
+// enough for 256 random bits to be found.
+func (k *Keys) Authenticate(ctx context.Context, secret string) (sandbox.Principal, error) {
+	if len(secret) > 256 {
+		return sandbox.Principal{}, unauthenticated()
+	}
+	hash := sha256.Sum256([]byte(secret))
+	now := k.clock.Now()
+	k.mu.Lock()
+	c, ok := k.cache[hash]
+	k.mu.Unlock()
+	if ok && now.Before(c.until) {
+		return c.principal, nil
+	}
+	row, ok, err := k.db.APIKeyByHash(ctx, hash[:])
+	if err != nil {
+		return sandbox.Principal{}, fmt.Errorf("look up key: %w", err)
+	}
+	if !ok || row.Revoked != 0 {
+		return sandbox.Principal{}, unauthenticated()
+	}
+	p := sandbox.Principal{ID: row.ID, Admin: row.Admin}
+	k.mu.Lock()
+	if len(k.cache) >= cacheSize {
+		clear(k.cache)
+	}
+	k.cache[hash] = cached{principal: p, until: now.Add(cacheFor)}
+	k.mu.Unlock()
+	return p, nil
+}
+
+func unauthenticated() error {
+	return errs.New(errs.Unauthenticated, "no valid API key").
+		WithHint("set CASEMATE_API_KEY, or make a key with: casemate keys create")
+}
+
+// First makes the first key, an admin's, unless there was ever one, and writes its secret to
+// FirstKeyFile in dir, readable by the owner only. It returns the file's path, and "" where there
+// was nothing to do.
+func (k *Keys) First(ctx context.Context, dir string) (string, error) {
+	rows, err := k.db.APIKeys(ctx)
+	if err != nil {
+		return "", fmt.Errorf("list keys: %w", err)
+	}
+	if len(rows) > 0 {
+		return "", nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make keys directory: %w", err)
+	}
+	_, secret, err := k.Create(ctx, KeyOptions{Name: "first", Admin: true})
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, FirstKeyFile)
+	if err := writeSecret(path, secret); err != nil {
+		return "", fmt.Errorf("write first key: %w", err)
+	}
+	return path, nil
+}
+
+// writeSecret writes a file that only its owner ever could open: a new one, renamed over an old one
+// that may have had another mode or be a link.
+func writeSecret(path, secret string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".key-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(secret + "\n")
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
