@@ -13,7 +13,8 @@ export CGO_ENABLED ?= 0
 
 BIN := bin
 TOOLS := $(BIN)/tools
-GUEST := internal/guestbin/guest-$(GOARCH)
+GUESTS := internal/guestbin/bin
+GUEST := $(GUESTS)/guest-linux-$(GOARCH)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 # Packages in which several threads of control share state; the race detector runs over these.
 RACE := ./client/... ./internal/api/... ./internal/guest/... ./internal/guestwire/... ./internal/isolation/... \
@@ -39,6 +40,7 @@ build: guest ## Build bin/casemate with the guest inside it
 
 .PHONY: guest
 guest: ## Build the guest, the first process of each sandbox, for GOARCH
+	@find $(GUESTS) -name 'guest-linux-*' ! -name '$(notdir $(GUEST))' -delete # what lies there is embedded
 	GOOS=linux GOARCH=$(GOARCH) go build -trimpath -ldflags '-s -w' -o $(GUEST) ./cmd/casemate-guest
 
 .PHONY: install
@@ -51,7 +53,7 @@ dist: ## Static tarballs for amd64 and arm64, a Debian package each, checksums, 
 
 .PHONY: clean
 clean: ## Remove what the build made
-	rm -rf $(BIN)/casemate dist internal/guestbin/guest-*
+	rm -rf $(BIN)/casemate dist $(GUESTS)/guest-linux-*
 
 # --- run ---------------------------------------------------------------------------------------
 
@@ -91,8 +93,8 @@ race: guest ## The concurrent packages under the race detector
 
 .PHONY: cross
 cross: ## Build and vet for arm64
-	GOARCH=arm64 $(MAKE) guest
 	GOARCH=arm64 go build -trimpath -o /dev/null ./cmd/casemate
+	GOARCH=arm64 go build -trimpath -o /dev/null ./cmd/casemate-guest
 	GOARCH=arm64 go vet ./...
 
 .PHONY: bench

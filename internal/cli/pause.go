@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"casemate.dev/client"
+)
+
+func (a *app) pauseCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "pause SANDBOX",
+		Short: "Freeze every process of a sandbox; memory is kept",
+		Long: `Freeze every process of a sandbox. It uses no CPU until "casemate resume"; memory and files are kept.
+
+Exit codes: 0, or 125 when it could not be paused.`,
+		Args:              exactly(1, "one sandbox"),
+		ValidArgsFunction: a.completeSandboxes,
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			sb, err := c.Sandboxes.Pause(ctx, args[0])
+			return a.printState(sb, cannot(err, "pause sandbox %s", args[0]))
+		}),
+	}
+}
+
+func (a *app) resumeCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "resume SANDBOX",
+		Short: "Let a paused sandbox go on",
+		Long: `Let the processes of a paused sandbox go on where they were.
+
+Exit codes: 0, or 125 when it could not be resumed.`,
+		Args:              exactly(1, "one sandbox"),
+		ValidArgsFunction: a.completeSandboxes,
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			sb, err := c.Sandboxes.Resume(ctx, args[0])
+			return a.printState(sb, cannot(err, "resume sandbox %s", args[0]))
+		}),
+	}
+}
+
+// printState prints what a change of state led to.
+func (a *app) printState(sb *client.Sandbox, err error) error {
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(sb)
+	}
+	fmt.Fprintln(a.stdout, sb.GetId(), sb.GetState())
+	return nil
+}
