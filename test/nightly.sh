@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The tests that take long, for every night: fuzzing, soak, building template base, and what only
+# another kernel set-up shows (cgroup v2 in QEMU). Each part runs; the exit code tells whether all held.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+failed=()
+part() {
+	local name=$1
+	shift
+	printf '\n=== %s\n' "$name"
+	"$@" || failed+=("$name")
+}
+
+fuzz() {
+	local ok=0 package target
+	while read -r package target; do
+		echo "fuzz $package $target"
+		go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-60s}" "$package" || ok=1
+	done < <(grep -rlE --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | while read -r dir; do
+		grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$dir"/*_test.go | sed "s|func |$dir |"
+	done)
+	return $ok
+}
+
+part fuzz fuzz
+part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 60m -run 'Soak|Stress' ./internal/... ./test/...
+part base test/base.sh
+[[ -x test/qemu.sh ]] && part cgroup-v2 test/qemu.sh
+
+printf '\n%d parts failed%s\n' "${#failed[@]}" "${failed[*]:+: ${failed[*]}}"
+exit $((${#failed[@]} > 0))
