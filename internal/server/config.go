@@ -1,0 +1,95 @@
+package server
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/linux/mount"
+	"casemate.dev/internal/sandbox"
+)
+
+// The places that a packaged server uses, and the defaults of Config.
+const (
+	DefaultDataDir = "/var/lib/casemate"
+	DefaultRunDir  = "/run/casemate"
+	DefaultKeysDir = "/etc/casemate"
+	DefaultListen  = "127.0.0.1:7433"
+)
+
+// socketFile is the name of the Unix socket in the run directory.
+const socketFile = "casemate.sock"
+
+// Config says how a server runs. Zero fields get the defaults named.
+type Config struct {
+	DataDir string // DefaultDataDir
+	RunDir  string // DefaultRunDir
+	KeysDir string // DefaultKeysDir
+	// Listen holds TCP addresses; nil: DefaultListen; empty: none. Port 0 takes a free one.
+	Listen []string
+	// UnixSocket is the path of the socket that needs no key; "": casemate.sock in RunDir.
+	UnixSocket string
+	// TLSCert and TLSKey are files in PEM; both or none.
+	TLSCert, TLSKey string
+	// AllowHosts are host names, beside addresses and localhost, under which the server answers.
+	AllowHosts []string
+	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
+	MaxSandboxes, MaxPerKey int
+	// Defaults fill what a create leaves open.
+	Defaults sandbox.Defaults
+	// Spares is how many guests are started ahead of time; 0: the backend's default; negative: none.
+	Spares int
+	// StopSandboxes ends the sandboxes with the server; else they go on, and the next server on the
+	// same data directory takes them up again.
+	StopSandboxes bool
+	// DrainTimeout is how long calls under way may take when the server goes down; 10 s.
+	DrainTimeout time.Duration
+	// Log takes what the server has to say; nil: nowhere.
+	Log *slog.Logger
+	// Version is what GetVersion tells.
+	Version string
+
+	// Backends and Roots replace the real ones, for tests of what lies above them. Both or none.
+	Backends map[string]isolation.Backend
+	Roots    sandbox.Roots
+}
+
+// fill sets the defaults.
+func (c *Config) fill() {
+	set := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	set(&c.DataDir, DefaultDataDir)
+	set(&c.RunDir, DefaultRunDir)
+	set(&c.KeysDir, DefaultKeysDir)
+	set(&c.UnixSocket, filepath.Join(c.RunDir, socketFile))
+	set(&c.Version, "dev")
+	if c.Listen == nil {
+		c.Listen = []string{DefaultListen}
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = 10 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Prepare moves the process into a mount namespace of its own, so that a sandbox's files are mounted
+// where no other program of the host sees them. It starts the program again in its own place, once;
+// so it is called first thing in `serve`, before anything is opened.
+func Prepare() error { return mount.EnterPrivate() }
+
+// kernel returns the host's kernel release.
+func kernel() string {
+	b, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(b))
+}

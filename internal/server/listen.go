@@ -1,0 +1,154 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+	"time"
+
+	"casemate.dev/internal/api"
+	"casemate.dev/internal/errs"
+)
+
+// listener is one way in, with the HTTP server behind it.
+type listener struct {
+	net.Listener
+	http *http.Server
+	tls  bool
+}
+
+// The limits of a connection. A request's header must come soon and be small; its body and its
+// answer may take as long as they take, since streams do. What strangers send is bounded by the API.
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 64 << 10
+)
+
+// listen opens all listeners. Serving starts with Run.
+func (s *Server) listen(ctx context.Context) error {
+	if (s.cfg.TLSCert == "") != (s.cfg.TLSKey == "") {
+		return errs.New(errs.InvalidArgument, "TLS needs both a certificate and a key")
+	}
+	if err := s.listenUnix(ctx); err != nil {
+		return err
+	}
+	for _, addr := range s.cfg.Listen {
+		if err := s.listenTCP(ctx, addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Server) add(l net.Listener, useTLS bool) {
+	s.listeners = append(s.listeners, listener{l, s.newHTTP(useTLS), useTLS})
+	s.undo.Add(func() { _ = l.Close() })
+}
+
+// listenUnix listens on the socket that needs no key. A stale one of a killed server is replaced: the
+// run directory's lock says that no other server is there.
+func (s *Server) listenUnix(ctx context.Context) error {
+	path := s.cfg.UnixSocket
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", path, err)
+	}
+	// Besides the mode, each connection's peer is asked for its uid; see connContext.
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = l.Close()
+		return fmt.Errorf("protect socket: %w", err)
+	}
+	s.add(l, false)
+	return nil
+}
+
+func (s *Server) listenTCP(ctx context.Context, addr string) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return errs.Wrap(err, errs.FailedPrecondition, "cannot listen on %s: the address is in use", addr).
+				WithHint("choose another with --listen, or stop what uses it")
+		}
+		return fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	useTLS := s.cfg.TLSCert != ""
+	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !useTLS {
+		s.log.Warn("listening beyond this machine without TLS: keys and data can be read on the way",
+			slog.String("address", l.Addr().String()), slog.String("remedy", "--tls-cert and --tls-key, or a tunnel"))
+	}
+	s.add(l, useTLS)
+	return nil
+}
+
+func (s *Server) newHTTP(useTLS bool) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(useTLS)
+	protocols.SetUnencryptedHTTP2(!useTLS) // gRPC clients without TLS begin with HTTP/2 at once
+	return &http.Server{
+		Handler:           s.api,
+		Protocols:         protocols,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000, SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ConnContext:       connContext,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what strangers send wrong
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12},
+	}
+}
+
+func (s *Server) serve(l listener) error {
+	var err error
+	if l.tls {
+		err = l.http.ServeTLS(l, s.cfg.TLSCert, s.cfg.TLSKey)
+	} else {
+		err = l.http.Serve(l)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve %s: %w", l.Addr(), err)
+}
+
+// connContext marks connections whose other end is root or the server's own user: these need no key.
+func connContext(ctx context.Context, c net.Conn) context.Context {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return ctx
+	}
+	uid, err := peerUID(u)
+	if err != nil || (uid != 0 && int(uid) != os.Geteuid()) {
+		return ctx
+	}
+	return api.WithLocalPeer(ctx)
+}
+
+// peerUID returns the user that opened the other end (SO_PEERCRED, unix(7)): the kernel's word.
+func peerUID(c *net.UnixConn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *syscall.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if credErr != nil {
+		return 0, os.NewSyscallError("getsockopt", credErr)
+	}
+	return cred.Uid, nil
+}

@@ -1,0 +1,52 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"casemate.dev/internal/api"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestbin"
+	"casemate.dev/internal/sandbox"
+)
+
+// guestProgram returns the guest's program, which injected backends do not need.
+func guestProgram(cfg Config) ([]byte, error) {
+	if cfg.Backends != nil {
+		return nil, nil
+	}
+	return guestbin.Bytes()
+}
+
+// openBelow opens what the domain stands on: root file systems and isolation backends.
+func (s *Server) openBelow(guest []byte) (sandbox.Roots, api.BuildFunc, error) {
+	if s.cfg.Backends != nil {
+		s.backends = s.cfg.Backends
+		return s.cfg.Roots, nil, nil
+	}
+	return s.openReal(guest)
+}
+
+// lockRunDir keeps a second server out of the run directory.
+func lockRunDir(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "server.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errs.New(errs.FailedPrecondition, "another server uses the run directory %s", dir).
+				WithHint("give this one its own --run-dir, --data-dir and --keys-dir, or stop the other with `casemate down`")
+		}
+		return nil, os.NewSyscallError("flock", err)
+	}
+	return func() { _ = f.Close() }, nil // closing unlocks; the file stays, since removing it races with the next server
+}
+
+func errNotAbsolute(path string) error {
+	return errs.New(errs.InvalidArgument, "the directory %q is no absolute path", path)
+}

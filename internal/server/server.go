@@ -1,0 +1,222 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"casemate.dev/internal/api"
+	"casemate.dev/internal/cleanup"
+	"casemate.dev/internal/clock"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/policy"
+	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/store"
+)
+
+// settingID is the setting of the data directory that holds the server's id.
+const settingID = "server_id"
+
+// Server is one running server.
+type Server struct {
+	cfg       Config
+	log       *slog.Logger
+	id        string
+	recovered sandbox.RecoverReport
+
+	db        *store.DB
+	backends  map[string]isolation.Backend
+	manager   *sandbox.Manager
+	api       *api.API
+	listeners []listener
+	undo      *cleanup.Stack // what Close takes down, in reverse order
+
+	closing  sync.Once
+	closeErr error
+}
+
+// New opens and recovers everything, and listens; Run serves. On error nothing is left open. The
+// order below matters: each part is opened after those it needs, and nobody can call before what an
+// earlier server left behind is adopted or removed.
+func New(ctx context.Context, cfg Config) (_ *Server, err error) {
+	cfg.fill()
+	s := &Server{cfg: cfg, log: cfg.Log, undo: cleanup.New()}
+	fail := s.undo
+	defer func() {
+		if err != nil {
+			fail.Run()
+		}
+	}()
+
+	// 1. Without a guest there is nothing to serve: say so before anything is touched.
+	guest, err := guestProgram(cfg)
+	if err != nil {
+		return nil, err
+	}
+	// 2. Directories, and the lock that keeps a second server out of the run directory. The data
+	// directory's lock is the store's.
+	if err := s.openDirs(); err != nil {
+		return nil, err
+	}
+	// 3. The store, and from it who this server is; names on the host carry that id.
+	if err := s.openStore(ctx); err != nil {
+		return nil, err
+	}
+	// 4. The journal, before anything that could happen.
+	events, err := journal.Open(s.db)
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	// 5. Files and walls.
+	roots, build, err := s.openBelow(guest)
+	if err != nil {
+		return nil, err
+	}
+	// 6. The domain, and what an earlier server left: adopted or removed before anybody can ask.
+	s.manager, err = sandbox.New(sandbox.Config{
+		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
+		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
+		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make manager: %w", err)
+	}
+	s.undo.Add(s.closeManager)
+	if s.recovered, err = s.manager.Recover(ctx); err != nil {
+		return nil, fmt.Errorf("recover: %w", err)
+	}
+	// 7. Keys: the first one is made before the first request could need it.
+	keys := policy.NewKeys(s.db, nil)
+	if path, err := keys.First(ctx, cfg.KeysDir); err != nil {
+		return nil, err
+	} else if path != "" {
+		s.log.Info("made the first API key", slog.String("file", path))
+	}
+	// 8. The interface, and last the listeners: from here on it can be reached.
+	s.api, err = api.New(api.Config{
+		Manager: s.manager, Keys: keys, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
+		Hosts: cfg.AllowHosts, BuildTemplate: build,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make api: %w", err)
+	}
+	s.undo.Add(s.api.Close)
+	if err := s.listen(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// ID returns the server's id.
+func (s *Server) ID() string { return s.id }
+
+// Recovered tells what New found of an earlier server.
+func (s *Server) Recovered() sandbox.RecoverReport { return s.recovered }
+
+// Addrs returns the TCP addresses that the server listens on.
+func (s *Server) Addrs() []net.Addr {
+	var out []net.Addr
+	for _, l := range s.listeners {
+		if l.Addr().Network() == "tcp" {
+			out = append(out, l.Addr())
+		}
+	}
+	return out
+}
+
+// UnixSocket returns the path of the socket that needs no key.
+func (s *Server) UnixSocket() string { return s.cfg.UnixSocket }
+
+// KeyPath returns the file that holds the first API key.
+func (s *Server) KeyPath() string { return filepath.Join(s.cfg.KeysDir, policy.FirstKeyFile) }
+
+// Run serves until ctx ends, then drains: streams end at once, so that their clients go on with the
+// next server, and calls under way get Config.DrainTimeout. It does not close the server.
+func (s *Server) Run(ctx context.Context) error {
+	g, serving := errgroup.WithContext(ctx)
+	for _, l := range s.listeners {
+		g.Go(func() error { return s.serve(l) })
+	}
+	g.Go(func() error {
+		<-serving.Done()
+		s.api.Drain()
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.DrainTimeout)
+		defer cancel()
+		var all []error
+		for _, l := range s.listeners {
+			if err := l.http.Shutdown(drain); err != nil {
+				all = append(all, l.http.Close()) // the time is over: cut what is left
+			}
+		}
+		return errors.Join(all...)
+	})
+	return g.Wait()
+}
+
+// Close takes everything down in reverse order. With Config.StopSandboxes it ends the sandboxes too.
+// Idempotent; call it after Run has returned.
+func (s *Server) Close() error {
+	s.closing.Do(func() { s.undo.Run() })
+	return s.closeErr
+}
+
+// failed notes an error of a step of Close; the others go on.
+func (s *Server) failed(what string, err error) {
+	if err != nil {
+		s.closeErr = errors.Join(s.closeErr, fmt.Errorf("%s: %w", what, err))
+	}
+}
+
+func (s *Server) closeManager() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s.failed("close manager", s.manager.Close(ctx, s.cfg.StopSandboxes))
+}
+
+func (s *Server) openStore(ctx context.Context) (err error) {
+	if s.db, err = store.Open(store.Config{Dir: s.cfg.DataDir, Log: s.log}); err != nil {
+		return fmt.Errorf("open store: %w", err)
+	}
+	s.undo.Add(func() { s.failed("close store", s.db.Close()) })
+	// Twelve characters, no separator: the id becomes part of names of control groups and devices.
+	fresh := id.Sandbox()[:12]
+	if s.id, err = s.db.SettingOr(ctx, settingID, fresh); err != nil {
+		return fmt.Errorf("read server id: %w", err)
+	}
+	return nil
+}
+
+// openDirs makes the directories and locks the run directory.
+func (s *Server) openDirs() error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{s.cfg.DataDir, 0o700},
+		{s.cfg.RunDir, 0o711}, // guests' listening sockets lie below, each behind its own directory
+		{s.cfg.KeysDir, 0o700},
+	} {
+		if !filepath.IsAbs(d.path) {
+			return errNotAbsolute(d.path)
+		}
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	unlock, err := lockRunDir(s.cfg.RunDir)
+	if err != nil {
+		return err
+	}
+	s.undo.Add(unlock)
+	return nil
+}
