@@ -63,9 +63,11 @@ type Change struct {
 	Recursive bool
 }
 
-// SetAttr changes a mount. Ids can be mapped only while the mount is detached and once.
+// SetAttr changes a mount, and cuts it off from propagation: a copy of a shared mount is shared with
+// it, and what is mounted below the one would show below the other (mount_namespaces(7)). Ids can be
+// mapped only while the mount is detached, and once.
 func SetAttr(m *os.File, c Change) error {
-	attr := unix.MountAttr{Attr_set: uint64(c.Set)}
+	attr := unix.MountAttr{Attr_set: uint64(c.Set), Propagation: unix.MS_PRIVATE}
 	if c.UserNS != nil {
 		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
 		attr.Userns_fd = uint64(c.UserNS.Fd())

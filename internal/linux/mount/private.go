@@ -37,6 +37,11 @@ func EnterPrivate() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("stop mounts from spreading: %w", err)
 	}
+	// And shared with the copies of this namespace that guests wait in, so that what is unmounted
+	// here is unmounted there, and no waiting guest keeps a file system busy.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("let unmounts spread to children: %w", err)
+	}
 	inside, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return fmt.Errorf("read private mount namespace: %w", err)

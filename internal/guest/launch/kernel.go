@@ -1,0 +1,209 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/linux/mount"
+)
+
+// safe is what no mount of a kernel file system allows.
+const safe = mount.NoSuid | mount.NoDev | mount.NoExec
+
+func procFS() (*os.File, error) { return mount.New("proc", safe) }
+
+// attachNew mounts a new file system on a directory of the root.
+func attachNew(root int, name string, resolve uint64, create func() (*os.File, error)) (*os.File, error) {
+	at, err := target(root, name, false, resolve)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(at)
+	m, err := create()
+	if err != nil {
+		return nil, fmt.Errorf("mount %s: %w", name, err)
+	}
+	if err := mount.Attach(m, at); err != nil {
+		_ = m.Close()
+		return nil, fmt.Errorf("mount %s: %w", name, err)
+	}
+	return m, nil
+}
+
+func writeAt(dir *os.File, name, value string) error {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return &os.PathError{Op: "write", Path: name, Err: err}
+	}
+	return nil
+}
+
+// attachTrees mounts /sys and /dev, and into /dev what must be each sandbox's own: its terminals and
+// its shared memory.
+func (s *setup) attachTrees(root int) error {
+	for _, tree := range []struct {
+		name string
+		file int
+	}{{"/sys", s.launch.Sys}, {"/dev", s.launch.Dev}} {
+		f, err := s.file(tree.file)
+		if err == nil {
+			_, err = attachNewAndKeep(root, tree.name, f)
+		}
+		if err != nil {
+			return fmt.Errorf("mount %s: %w", tree.name, err)
+		}
+	}
+	// The server made the tree, but what is really there decides.
+	if err := checkNull(root); err != nil {
+		return err
+	}
+	pts, err := attachNew(root, "/dev/pts", 0, func() (*os.File, error) {
+		// gid 5 is tty wherever terminals have a group; 0666 is for the multiplexer (mount(8), devpts).
+		return mount.New("devpts", mount.NoSuid|mount.NoExec,
+			mount.Option{Key: "newinstance"}, mount.Option{Key: "ptmxmode", Value: "0666"},
+			mount.Option{Key: "mode", Value: "0620"}, mount.Option{Key: "gid", Value: "5"})
+	})
+	if err != nil {
+		return err
+	}
+	_ = pts.Close()
+	shm, err := attachNew(root, "/dev/shm", 0, func() (*os.File, error) {
+		return mount.New("tmpfs", mount.NoSuid|mount.NoDev, mount.Option{Key: "mode", Value: "1777"},
+			mount.Option{Key: "size", Value: strconv.FormatInt(s.launch.ShmBytes, 10)})
+	})
+	if err != nil {
+		return err
+	}
+	return shm.Close()
+}
+
+// attachNewAndKeep mounts a passed tree on a directory of the root itself.
+func attachNewAndKeep(root int, name string, tree *os.File) (*os.File, error) {
+	return attachNew(root, name, unix.RESOLVE_NO_XDEV, func() (*os.File, error) { return tree, nil })
+}
+
+// checkNull makes sure that /dev/null is the null device and nothing that only looks like it: it is
+// mounted over the masked paths (CVE-2025-31133).
+func checkNull(root int) error {
+	fd, err := open(root, "/dev/null", unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
+		return errors.New("/dev/null is not the null device")
+	}
+	return nil
+}
+
+// masked are the paths of /proc that tell about or act on the host: OCI's list (runtime-spec's
+// default in containerd and Docker).
+func masked() []string {
+	return []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+		"/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+	}
+}
+
+// readOnly are the paths of /proc that may be read but would change the host when written: they are
+// guarded by ownership alone (CVE-2025-52881, and core_pattern).
+func readOnly() []string {
+	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+}
+
+// maskPaths covers the masked paths that exist: files with the null device, directories with an empty
+// read-only one. It returns how many.
+func maskPaths(root int) (int, error) {
+	null, err := open(root, "/dev/null", unix.O_PATH, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(null)
+	n := 0
+	for _, name := range masked() {
+		done, err := maskPath(root, name, null)
+		if err != nil {
+			return n, fmt.Errorf("mask %s: %w", name, err)
+		}
+		if done {
+			n++
+		}
+	}
+	return n, nil
+}
+
+func maskPath(root int, name string, null int) (bool, error) {
+	at, err := open(root, name, unix.O_PATH, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil // this kernel has no such file
+	}
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return false, os.NewSyscallError("fstat", err)
+	}
+	var cover *os.File
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		cover, err = mount.New("tmpfs", safe|mount.ReadOnly, mount.Option{Key: "mode", Value: "0555"},
+			mount.Option{Key: "nr_blocks", Value: "1"}, mount.Option{Key: "nr_inodes", Value: "1"})
+	} else {
+		cover, err = mount.CloneAt(null, "/dev/null", false)
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = cover.Close() }()
+	return true, mount.Attach(cover, at)
+}
+
+// protectPaths makes the read-only paths that exist read-only and returns how many.
+func protectPaths(root int) (int, error) {
+	n := 0
+	for _, name := range readOnly() {
+		done, err := protectPath(root, name)
+		if err != nil {
+			return n, fmt.Errorf("protect %s: %w", name, err)
+		}
+		if done {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// protectPath mounts a path on itself and makes that mount read-only: the flag is the mount's, and
+// the rest of /proc must stay writable.
+func protectPath(root int, name string) (bool, error) {
+	at, err := open(root, name, unix.O_PATH, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(at)
+	m, err := mount.CloneAt(at, name, true)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = m.Close() }()
+	if err := mount.SetAttr(m, mount.Change{Set: safe | mount.ReadOnly, Recursive: true}); err != nil {
+		return false, err
+	}
+	return true, mount.Attach(m, at)
+}

@@ -1,0 +1,157 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/linux/mount"
+)
+
+// enterStage mounts the staging area and makes it the working directory.
+func enterStage(dir string) error {
+	if err := unix.Mount("stage", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700"); err != nil {
+		return fmt.Errorf("mount staging area: %w", err)
+	}
+	// After the mount, else "." would still be the directory below it.
+	if err := unix.Chdir(dir); err != nil {
+		return fmt.Errorf("enter staging area: %w", err)
+	}
+	return nil
+}
+
+// place attaches the passed mount at index i to a new directory of the staging area.
+func (s *setup) place(i int, name string) error {
+	f, err := s.file(i)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mkdir(name, 0o700); err != nil {
+		return &os.PathError{Op: "mkdir", Path: name, Err: err}
+	}
+	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	return mount.Attach(f, fd)
+}
+
+// mountOverlay mounts an overlay at a new directory of the staging area and returns its root as a
+// path descriptor. prefix keeps the names of its layers apart from those of other overlays.
+//
+// It is mounted in here, by this user namespace's root: mounted outside, where the mounter's ids have
+// no place in the layers' id map, it comes up read-only. Hence userxattr: the trusted.* attributes
+// that overlayfs uses otherwise are out of reach in a user namespace (overlayfs.rst).
+func (s *setup) mountOverlay(o guestwire.Overlay, at, prefix string, nosuid bool) (int, error) {
+	lowers := make([]string, len(o.Lowers))
+	for i, file := range o.Lowers {
+		lowers[i] = strings.Replace(prefix, "u", "l", 1) + strconv.Itoa(i)
+		if err := s.place(file, lowers[i]); err != nil {
+			return -1, fmt.Errorf("layer %d: %w", i, err)
+		}
+	}
+	if err := s.place(o.Upper, prefix); err != nil {
+		return -1, fmt.Errorf("writable layer: %w", err)
+	}
+	if err := unix.Mkdir(at, 0o700); err != nil {
+		return -1, &os.PathError{Op: "mkdir", Path: at, Err: err}
+	}
+	flags := uintptr(unix.MS_NODEV)
+	if nosuid {
+		flags |= unix.MS_NOSUID
+	}
+	options := "userxattr,lowerdir=" + strings.Join(lowers, ":") +
+		",upperdir=" + prefix + "/" + o.UpperDir + ",workdir=" + prefix + "/" + o.WorkDir
+	if err := unix.Mount("overlay", at, "overlay", flags, options); err != nil {
+		return -1, fmt.Errorf("mount overlay: %w", err)
+	}
+	fd, err := unix.Open(at, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: at, Err: err}
+	}
+	// On a full file system, or where the work directory can't be prepared, overlayfs mounts
+	// read-only and reports success (HARDENING 11).
+	got, err := mount.Flags(fd)
+	if err == nil && got&unix.ST_RDONLY != 0 {
+		err = errors.New("the overlay came up read-only: its file system is full, or its owner has no id inside")
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// mount does one step of building the root.
+func (s *setup) mount(root, i int, m guestwire.Mount) error {
+	at, err := target(root, m.Target, m.Single, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	if m.Overlay == nil {
+		f, err := s.file(m.File)
+		if err != nil {
+			return err
+		}
+		return mount.Attach(f, at)
+	}
+	name := strconv.Itoa(i)
+	fd, err := s.mountOverlay(*m.Overlay, "w"+name, "u"+name+"-", true)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// The merged directory takes its owner from the writable layer, which is new and root's.
+	if err := give(fd, m); err != nil {
+		return err
+	}
+	return unix.MoveMount(fd, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// give sets owner and mode of an overlay's root directory.
+func give(fd int, m guestwire.Mount) error {
+	if err := unix.Fchownat(fd, "", int(m.UID), int(m.GID), unix.AT_EMPTY_PATH); err != nil {
+		return os.NewSyscallError("chown", err)
+	}
+	// A path descriptor can't be changed itself; its entry in the mount is the staging area's.
+	if err := unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), m.Mode&0o7777); err != nil {
+		return os.NewSyscallError("chmod", err)
+	}
+	return nil
+}
+
+// pivot makes root "/" and detaches the host's.
+func pivot(root int) error {
+	old, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/", Err: err}
+	}
+	defer unix.Close(old)
+	if err := unix.Fchdir(root); err != nil {
+		return os.NewSyscallError("fchdir", err)
+	}
+	// Both the same directory: the old root then lies over the new one, and no place in the new root
+	// is needed to put it (pivot_root(2)).
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return os.NewSyscallError("pivot_root", err)
+	}
+	if err := unix.Fchdir(old); err != nil {
+		return os.NewSyscallError("fchdir", err)
+	}
+	// Detached, since this process's own program is still open in it. Everything below goes as well,
+	// the staging area included.
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("detach the host's root: %w", err)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return os.NewSyscallError("chdir", err)
+	}
+	return nil
+}

@@ -1,0 +1,260 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/walls"
+	"casemate.dev/internal/linux/cgroup"
+	"casemate.dev/internal/linux/landlock"
+	"casemate.dev/internal/linux/pidfd"
+	"casemate.dev/internal/linux/probe"
+)
+
+// Name is the backend's name.
+const Name = "namespace"
+
+// DefaultIDDir is where all servers of a host claim id ranges.
+const DefaultIDDir = "/run/casemate/uids"
+
+// DefaultSpares is how many guests wait for their launch unless Config says otherwise.
+const DefaultSpares = 4
+
+// endTimeout bounds how long the end of a killed process is waited for.
+const endTimeout = 10 * time.Second
+
+// Config says how a Backend works. Guest, RunDir and ServerID must be set.
+type Config struct {
+	// ServerID tells this server's control groups and id claims from those of others on the host.
+	ServerID string
+	// RunDir holds sockets and records of running instances. It must be this server's alone, on a
+	// file system that is empty after a restart of the machine or not; 0700 suffices.
+	RunDir string
+	// IDDir is where all servers of the host claim id ranges; default DefaultIDDir.
+	IDDir string
+	// Guest is the guest's program.
+	Guest []byte
+	// Spares is how many guests are started ahead of time; 0 is DefaultSpares, negative is none. The
+	// first Start sets them off: before it, nothing runs that nobody asked for.
+	Spares int
+	// SpareLimits are the limits that spares get ahead of time. A Start with the same ones is
+	// faster by the time that changing them takes.
+	SpareLimits isolation.Limits
+	// Log takes what goes wrong in the background; default slog.Default().
+	Log *slog.Logger
+
+	// fail is called at each step that may fail in a test; see failpoint.
+	fail func(step string) error
+}
+
+// Backend starts sandboxes in namespaces of their own. Methods are safe for concurrent use.
+type Backend struct {
+	cfg     Config
+	boot    string
+	env     []string
+	null    *os.File
+	program *program
+	ids     *idPool
+	groups  *cgroup.Hierarchy // nil where the host has none
+	trees   *trees
+	probes  *probe.Set
+	cpus    []int // that this server may use
+	abi     int   // of Landlock
+	spares  spares
+
+	mu        sync.Mutex // guards the fields below
+	instances map[string]*Instance
+	names     map[string]bool // every guest that is made, waits or runs
+	wallCache map[wallKey]walls.Plan
+}
+
+var _ isolation.Backend = (*Backend)(nil)
+
+// New returns the backend of one server. It makes the server's directory of control groups and claims
+// the id ranges that the server had before, and starts nothing.
+//
+// The process should be in a mount namespace of its own (mount.EnterPrivate).
+// Kinds: Unsupported where not even the attempt makes sense (not root, no memory files).
+func New(cfg Config) (*Backend, error) {
+	if err := rootOnly(); err != nil {
+		return nil, err
+	}
+	cfg = withDefaults(cfg)
+	b := &Backend{
+		cfg: cfg, instances: map[string]*Instance{}, names: map[string]bool{}, wallCache: map[wallKey]walls.Plan{},
+		env: guestEnv(), probes: probe.NewSet(), cpus: onlineCPUs(),
+	}
+	if err := b.open(); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+func withDefaults(cfg Config) Config {
+	if cfg.IDDir == "" {
+		cfg.IDDir = DefaultIDDir
+	}
+	if cfg.Spares == 0 {
+		cfg.Spares = DefaultSpares
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	return cfg
+}
+
+// guestEnv is the guest program's own environment; nothing of the server's comes along. In tests a mark
+// does, by which leaks are found.
+func guestEnv() []string {
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	if tag, ok := os.LookupEnv("CASEMATE_TEST_TAG"); ok {
+		env = append(env, "CASEMATE_TEST_TAG="+tag)
+	}
+	return env
+}
+
+func (b *Backend) open() (err error) {
+	if err := os.MkdirAll(filepath.Join(b.cfg.RunDir, "stage"), 0o711); err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	if b.boot, err = pidfd.BootID(); err != nil {
+		return err
+	}
+	if b.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+		return err
+	}
+	if b.program, err = newProgram(b.cfg.Guest); err != nil {
+		return err
+	}
+	if b.ids, err = openIDPool(b.cfg.IDDir, b.cfg.ServerID); err != nil {
+		return err
+	}
+	if b.trees, err = newTrees(); err != nil {
+		return fmt.Errorf("make /dev and /sys: %w", err)
+	}
+	if b.abi, err = landlock.ABI(); err != nil && !errs.Is(err, errs.Unsupported) {
+		return err
+	}
+	if b.groups, err = cgroup.Open(b.cfg.ServerID); err != nil && !errs.Is(err, errs.Unsupported) {
+		return err
+	}
+	return nil
+}
+
+// Name returns "namespace".
+func (b *Backend) Name() string { return Name }
+
+// Close ends the spares and releases what the backend holds. Running instances go on.
+func (b *Backend) Close() error {
+	b.stopSpares()
+	b.mu.Lock()
+	running := make([]*Instance, 0, len(b.instances))
+	for _, i := range b.instances {
+		running = append(running, i)
+	}
+	b.mu.Unlock()
+	var all []error
+	for _, i := range running {
+		all = append(all, i.forget())
+	}
+	if b.trees != nil {
+		b.trees.stop()
+	}
+	if b.groups != nil {
+		all = append(all, b.groups.Close())
+	}
+	if b.ids != nil {
+		b.ids.close()
+	}
+	if b.program != nil {
+		all = append(all, b.program.close())
+	}
+	if b.null != nil {
+		all = append(all, b.null.Close())
+	}
+	return errors.Join(all...)
+}
+
+func (b *Backend) logError(what string, err error) {
+	if err != nil {
+		b.cfg.Log.Error(what, "backend", Name, "err", err)
+	}
+}
+
+// failpoint lets tests fail a step that otherwise never does.
+func (b *Backend) failpoint(step string) error {
+	if b.cfg.fail == nil {
+		return nil
+	}
+	return b.cfg.fail(step)
+}
+
+func (b *Backend) removeGroup(g *cgroup.Group) error {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	return errors.Join(g.Remove(ctx), g.Close())
+}
+
+// known notes that a name is in use, so that no sweep takes it for left over.
+func (b *Backend) known(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.names[name] = true
+}
+
+// unknown is called when nothing of that name is left.
+func (b *Backend) unknown(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.names, name)
+}
+
+func (b *Backend) instance(id string) *Instance {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.instances[id]
+}
+
+// wallKey is what the walls of an instance depend on.
+type wallKey struct {
+	profile   isolation.Profile
+	cpus      string
+	openFiles int
+	waived    bool
+}
+
+// walls returns the walls for a spec. Assembling the filter costs more than a start, and there are
+// few different ones.
+func (b *Backend) walls(s isolation.Spec, cpus []int) (walls.Plan, error) {
+	key := wallKey{s.Profile, cpuList(cpus), s.Limits.OpenFiles, slices.Contains(s.AllowMissing, walls.LayerLandlock)}
+	b.mu.Lock()
+	plan, ok := b.wallCache[key]
+	b.mu.Unlock()
+	if ok {
+		return plan, nil
+	}
+	host := walls.Host{Arch: runtime.GOARCH, LandlockABI: b.abi}
+	host.CloneIntoCgroup = b.groups != nil && b.groups.Version() == 2
+	plan, err := walls.ForProfile(s.Profile, host, walls.Options{
+		CPUs: cpus, OpenFiles: s.Limits.OpenFiles, AllowMissing: s.AllowMissing,
+	})
+	if err != nil {
+		return plan, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.wallCache) < 1024 {
+		b.wallCache[key] = plan
+	}
+	return plan, nil
+}

@@ -1,0 +1,282 @@
+package namespace
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/cleanup"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/linux/cgroup"
+	"casemate.dev/internal/linux/pidfd"
+	"casemate.dev/internal/linux/userns"
+)
+
+// namespaces are what every guest gets of its own, with the names of their files in /proc/pid/ns.
+func namespaces() map[string]uintptr {
+	return map[string]uintptr{
+		"user": syscall.CLONE_NEWUSER, "mnt": syscall.CLONE_NEWNS, "pid": syscall.CLONE_NEWPID,
+		"ipc": syscall.CLONE_NEWIPC, "uts": syscall.CLONE_NEWUTS, "net": syscall.CLONE_NEWNET,
+		"cgroup": syscall.CLONE_NEWCGROUP,
+	}
+}
+
+// guest is a started guest program, launched or not.
+type guest struct {
+	name    string // names its files in the run directory and its control groups
+	first   uint32 // its id range
+	proc    *pidfd.Handle
+	group   *cgroup.Group
+	control net.Conn // until the launch
+	userNS  *os.File // until the launch
+	log     *os.File // what the guest program itself wrote: nothing, unless it crashed
+	socket  string
+	inodes  map[string]string // of its namespaces
+	limits  cgroup.Limits
+}
+
+// newName returns the name of an instance's files and control groups. It is not the sandbox's id:
+// the guest is made before anybody has asked for a sandbox.
+func newName() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
+	return "g" + hex.EncodeToString(b[:])
+}
+
+// startGuest makes a guest that waits for its launch.
+func (b *Backend) startGuest(limits cgroup.Limits) (*guest, error) {
+	first, err := b.ids.acquire()
+	if err != nil {
+		return nil, err
+	}
+	g := &guest{name: newName(), first: first, limits: limits}
+	g.socket = b.socketPath(g.name)
+	b.known(g.name)
+	undo := cleanup.New(func() { b.ids.release(first); b.unknown(g.name) })
+	defer undo.Run()
+
+	// The groups come before the process: it is born in them, since moving it later costs a lock
+	// that all of fork and exec share.
+	if b.groups != nil {
+		if g.group, err = b.groups.Create(g.name, limits); err != nil {
+			return nil, err
+		}
+		undo.Add(func() { b.logError("remove control groups", b.removeGroup(g.group)) })
+		if err := g.group.Delegate(int(first), int(first)); err != nil {
+			return nil, fmt.Errorf("delegate control groups: %w", err)
+		}
+	}
+	if err := b.failpoint("groups"); err != nil {
+		return nil, err
+	}
+	if err := b.fork(g); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { b.logError("end guest", b.endGuest(g)) })
+	if err := b.failpoint("forked"); err != nil {
+		return nil, err
+	}
+	if g.userNS, err = userns.Of(g.proc.PID()); err != nil {
+		return nil, fmt.Errorf("open user namespace: %w", err)
+	}
+	if g.inodes, err = observeNamespaces(g.proc.PID()); err != nil {
+		return nil, err
+	}
+	undo.Release()
+	return g, nil
+}
+
+// fork starts the guest program. On error nothing of it is left.
+func (b *Backend) fork(g *guest) error {
+	undo := cleanup.New()
+	defer undo.Run()
+	control, theirs, err := socketPair()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = theirs.Close() }()
+	undo.Add(func() { _ = control.Close() })
+	listener, err := listen(g.socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = listener.Close() }()
+	undo.Add(func() { _ = os.Remove(g.socket) })
+	log, err := newLog()
+	if err != nil {
+		return err
+	}
+	undo.Add(func() { _ = log.Close() })
+
+	var flags uintptr
+	for _, f := range namespaces() {
+		flags |= f
+	}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(g.first), Size: rangeSize}}
+	fd := -1
+	attr := &syscall.ProcAttr{
+		Dir: "/",
+		Env: b.env,
+		// In the order of guestwire.LaunchControlFD and LaunchListenFD. Descriptor 2 is a file in
+		// memory, not a pipe: it must go on when the server does not.
+		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd()},
+		Sys: &syscall.SysProcAttr{
+			Cloneflags: flags, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+			// The server's groups must not come along, nor its controlling terminal.
+			Credential: &syscall.Credential{Uid: 0, Gid: 0}, Setsid: true, PidFD: &fd,
+		},
+	}
+	var pid int
+	start := func(dir int) error {
+		if dir >= 0 {
+			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
+		}
+		var err error
+		pid, err = syscall.ForkExec(b.program.path(), []string{"casemate-guest"}, attr) //nolint:forbidigo // the guest is no process of a sandbox
+		return err
+	}
+	if g.group != nil {
+		err = g.group.InGuest(start)
+	} else {
+		err = start(-1)
+	}
+	if err != nil {
+		return fmt.Errorf("start guest: %w", explainFork(err))
+	}
+	if g.proc, err = handleOf(fd, pid); err != nil {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // not reaped yet, so the pid is still its
+		_, _ = syscall.Wait4(pid, nil, 0, nil)
+		return err
+	}
+	g.control, g.log = control, log
+	undo.Release()
+	return nil
+}
+
+func handleOf(fd, pid int) (*pidfd.Handle, error) {
+	if fd < 0 {
+		return pidfd.Open(pid)
+	}
+	return pidfd.FromFD(fd, pid)
+}
+
+// socketPair returns the server's end as a connection and the guest's as a file.
+func socketPair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "control")
+	conn, err := net.FileConn(ours)
+	_ = ours.Close()
+	if err != nil {
+		_ = theirs.Close()
+		return nil, nil, err
+	}
+	return conn, theirs, nil
+}
+
+// listen makes the guest's listening socket. Connections that arrive before the guest accepts wait in
+// the queue.
+func listen(path string) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), "listener")
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "bind", Path: path, Err: err}
+	}
+	if err := unix.Listen(fd, 1024); err != nil {
+		_ = f.Close()
+		_ = os.Remove(path)
+		return nil, os.NewSyscallError("listen", err)
+	}
+	return f, nil
+}
+
+// newLog makes the file in memory that the guest's own standard error goes to. Its memory counts as
+// the guest's.
+func newLog() (*os.File, error) {
+	fd, err := unix.MemfdCreate("casemate-guest-log", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	// Appending, so that the server's reading does not move where the guest writes.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_APPEND); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("fcntl F_SETFL", err)
+	}
+	return os.NewFile(uintptr(fd), "guest log"), nil
+}
+
+// endGuest kills a guest, waits until it is gone, and frees what is its alone; groups and ids are not.
+// Its pid namespace takes every process of the sandbox along (pid_namespaces(7)).
+func (b *Backend) endGuest(g *guest) error {
+	err := killAndWait(g.proc)
+	g.closeFiles()
+	return errors.Join(err, g.proc.Close(), removeFile(g.socket))
+}
+
+func (g *guest) closeFiles() {
+	if g.control != nil {
+		_ = g.control.Close()
+	}
+	if g.userNS != nil {
+		_ = g.userNS.Close()
+	}
+	if g.log != nil {
+		_ = g.log.Close()
+	}
+}
+
+func killAndWait(p *pidfd.Handle) error {
+	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	_, err := p.Wait(ctx)
+	return err
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// launch sends the launch and returns the guest's answer. The control socket is closed then.
+func (g *guest) launch(ctx context.Context, l guestwire.Launch, files []*os.File) (guestwire.LaunchReply, error) {
+	conn := g.control
+	g.control = nil
+	var reply guestwire.LaunchReply
+	err := guestwire.CallOn(ctx, conn, guestwire.MethodLaunch, l, files, &reply)
+	return reply, err
+}
+
+// lastWords returns the end of what the guest program itself wrote.
+func lastWords(log *os.File) string {
+	if log == nil {
+		return ""
+	}
+	const keep = 4 << 10
+	size, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return ""
+	}
+	buf := make([]byte, min(size, keep))
+	n, _ := log.ReadAt(buf, max(0, size-keep))
+	return strings.ToValidUTF8(strings.TrimSpace(string(buf[:n])), "?")
+}

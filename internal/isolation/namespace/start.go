@@ -1,0 +1,278 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/cleanup"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/walls"
+	"casemate.dev/internal/linux/cgroup"
+)
+
+// launchTimeout bounds a launch: a guest that does not answer is killed.
+const launchTimeout = 10 * time.Second
+
+// shmShare is the part of the memory limit that /dev/shm may hold. Its pages count as memory anyway.
+const shmShare = 2
+
+// guestFiles is how many descriptors the guest itself may have open: a few for each process that it
+// looks after.
+const guestFiles = 16384
+
+func groupLimits(l isolation.Limits) cgroup.Limits {
+	return cgroup.Limits{MemoryBytes: l.MemoryBytes, CPUs: l.CPUs, Pids: l.Pids}
+}
+
+// Start implements isolation.Backend.
+func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instance, error) {
+	if err := checkPlan(s); err != nil {
+		return nil, err
+	}
+	missing, err := b.require(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	cpus := walls.CPUs(s.Limits.CPUs, b.cpus, s.ID)
+	wall, err := b.walls(s, cpus)
+	if err != nil {
+		return nil, err
+	}
+	g, err := b.takeGuest(groupLimits(s.Limits))
+	if err != nil {
+		return nil, err
+	}
+	// From here on every error takes the guest along, and with it its namespaces, mounts, processes
+	// and groups: there is nothing else to undo.
+	// Its record goes last: as long as it lives it must be found.
+	undo := cleanup.New(
+		func() { b.logError("remove record", removeFile(b.recordPath(g.name))) },
+		func() { b.logError("discard guest", b.discard(g)) },
+	)
+	defer undo.Run()
+	i, err := b.launch(ctx, s, g, wall, cpus)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.ID, err)
+	}
+	i.setApplied(append(missing, wall.Missing...))
+	undo.Release()
+	b.run(i)
+	return i, nil
+}
+
+// launch turns a waiting guest into an instance.
+func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall walls.Plan, cpus []int) (*Instance, error) {
+	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
+	defer cancel()
+
+	// The record comes first: from the launch on, the guest no longer ends with the server.
+	r, err := b.newRecord(g, s.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.writeRecord(r); err != nil {
+		return nil, err
+	}
+	if err := b.failpoint("recorded"); err != nil {
+		return nil, err
+	}
+	if limits := groupLimits(s.Limits); g.group != nil && g.limits != limits {
+		if err := g.group.Update(limits); err != nil {
+			return nil, err
+		}
+		g.limits = limits
+	}
+	build := &builder{ctx: ctx, spec: s, first: g.first, userNS: g.userNS}
+	defer build.close()
+	if err := b.build(build, g, wall, cpus); err != nil {
+		return nil, err
+	}
+	if err := b.failpoint("built"); err != nil {
+		return nil, err
+	}
+	reply, err := g.launch(ctx, build.launch, build.files)
+	if err != nil {
+		return nil, b.explainLaunch(ctx, g, err)
+	}
+	if err := b.failpoint("launched"); err != nil {
+		return nil, err
+	}
+	if g.group != nil {
+		if err := g.group.Settle(g.proc.PID()); err != nil {
+			return nil, err
+		}
+	}
+	applied, err := b.verify(s, g, wall, reply)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.failpoint("verified"); err != nil {
+		return nil, err
+	}
+	return newInstance(b, g, r, applied), nil
+}
+
+// build fills in the launch.
+func (b *Backend) build(build *builder, g *guest, wall walls.Plan, cpus []int) error {
+	s := build.spec
+	build.launch = guestwire.Launch{
+		Profile:  string(s.Profile),
+		Stage:    filepath.Join(b.cfg.RunDir, "stage"),
+		Suid:     s.Profile == isolation.Standard,
+		ShmBytes: s.Limits.MemoryBytes / shmShare,
+		Walls:    wall.Walls,
+		Rlimits:  []guestwire.Rlimit{{Resource: unix.RLIMIT_CORE, Max: 0}},
+		Hostname: "sandbox",
+		Env:      s.Root.Env, User: s.Root.User, Dir: s.Root.Dir,
+	}
+	if err := build.root(); err != nil {
+		return err
+	}
+	visible := cpus
+	if len(visible) == 0 {
+		visible = b.cpus
+	}
+	sys, err := b.trees.sys(visible)
+	if err != nil {
+		return err
+	}
+	build.launch.Sys = build.add(sys)
+	dev, err := b.trees.dev()
+	if err != nil {
+		return err
+	}
+	build.launch.Dev = build.add(dev)
+	if g.group == nil {
+		return nil
+	}
+	join, err := g.group.PayloadFiles()
+	if err != nil {
+		return err
+	}
+	for _, f := range join {
+		build.launch.Join = append(build.launch.Join, build.add(f))
+	}
+	return nil
+}
+
+// explainLaunch adds to a failed launch what the guest left behind.
+func (b *Backend) explainLaunch(ctx context.Context, g *guest, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	if errs.Is(err, errs.Unavailable) {
+		// The connection broke: the guest is dead, and what it wrote last says why.
+		_ = g.proc.Signal(syscall.SIGKILL)
+		return errs.Wrap(fmt.Errorf("%w; guest's last words: %q", err, lastWords(g.log)), errs.Internal, "the sandbox's first process ended while it started")
+	}
+	return fmt.Errorf("launch: %w", err)
+}
+
+// verify compares what the kernel says about the guest with what was asked for, and returns what is
+// really in place. Anything less than asked for is an error: nothing here is best effort.
+func (b *Backend) verify(s isolation.Spec, g *guest, wall walls.Plan, reply guestwire.LaunchReply) (isolation.Applied, error) {
+	p, err := observe(g)
+	if err != nil {
+		return isolation.Applied{}, err
+	}
+	w, err := observeWalls(g.proc.PID())
+	if err != nil {
+		return isolation.Applied{}, err
+	}
+	switch {
+	case !p.separated || !reply.Separated:
+		err = errors.New("PID 1 is not separated from the sandbox")
+	case w.seccomp != seccompFilter || w.filters < 1:
+		err = fmt.Errorf("the processes' thread has seccomp mode %d with %d filters", w.seccomp, w.filters)
+	case w.noNewPrivs != wall.Walls.NoNewPrivs:
+		err = fmt.Errorf("the processes' thread has no_new_privs %v, not %v", w.noNewPrivs, wall.Walls.NoNewPrivs)
+	case w.bounding != capMask(wall.Walls.Capabilities):
+		err = fmt.Errorf("the processes' thread has the bounding set %x, not %x", w.bounding, capMask(wall.Walls.Capabilities))
+	case wall.Walls.Landlock != nil && reply.Walls.LandlockABI != wall.Walls.Landlock.ABI:
+		err = fmt.Errorf("the guest applied Landlock version %d, not %d", reply.Walls.LandlockABI, wall.Walls.Landlock.ABI)
+	}
+	if err != nil {
+		return isolation.Applied{}, err
+	}
+	version := 0
+	if b.groups != nil {
+		version = b.groups.Version()
+	}
+	return isolation.Applied{
+		Backend: Name, Profile: s.Profile, HostUID: p.first, UIDCount: p.count, Namespaces: p.namespaces,
+		Capabilities: walls.CapabilityNames(s.Profile), NoNewPrivs: w.noNewPrivs, Seccomp: wall.Seccomp,
+		LandlockABI: reply.Walls.LandlockABI, CgroupVersion: version, Limits: b.limitsApplied(s, g),
+		Disk: s.Root.Disk.Mechanism, Network: "none", GuestSeparated: p.separated,
+		Observed: observers(),
+	}, nil
+}
+
+const seccompFilter = 2 // SECCOMP_MODE_FILTER
+
+func capMask(set []uint8) uint64 {
+	var m uint64
+	for _, c := range set {
+		m |= 1 << c
+	}
+	return m
+}
+
+// limitsApplied leaves out what nothing holds.
+func (b *Backend) limitsApplied(s isolation.Spec, g *guest) isolation.Limits {
+	l := s.Limits
+	l.DiskBytes, l.Inodes = s.Root.Disk.Bytes, s.Root.Disk.Inodes
+	l.CPUs = min(l.CPUs, float64(len(b.cpus)))
+	if g.group == nil {
+		l.MemoryBytes, l.CPUs, l.Pids = 0, 0, 0
+		return l
+	}
+	for _, c := range b.groups.Missing() {
+		switch c {
+		case "memory":
+			l.MemoryBytes = 0
+		case "cpu":
+			l.CPUs = 0
+		case "pids":
+			l.Pids = 0
+		}
+	}
+	return l
+}
+
+// observers says who saw what: HARDENING 4.
+func observers() map[string]string {
+	return map[string]string{
+		"host_uid": "kernel", "uid_count": "kernel", "namespaces": "kernel", "no_new_privs": "kernel",
+		"capabilities": "kernel", "seccomp": "kernel", "guest_separated": "kernel",
+		"landlock_abi": "guest", // the kernel tells nobody
+		"limits":       "server", "cgroup_version": "server", "disk": "server", "network": "server",
+	}
+}
+
+// require checks what the profile needs of the host. It returns the layers that are missing and that
+// the spec allows to be.
+func (b *Backend) require(ctx context.Context, s isolation.Spec) ([]string, error) {
+	var missing []string
+	for _, c := range b.Capabilities(ctx) {
+		if c.OK || !c.Required {
+			continue
+		}
+		if !waivable(c.Name) || !slices.Contains(s.AllowMissing, c.Name) {
+			return nil, errs.New(errs.Unsupported, "this host lacks %s, which profile %s needs: %s", c.Name, s.Profile, c.Detail).
+				WithHint("%s", c.Remedy)
+		}
+		if c.Name != walls.LayerLandlock { // the walls' plan names that one
+			missing = append(missing, c.Name)
+		}
+	}
+	return missing, nil
+}
