@@ -73,10 +73,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	// 4. The journal, before anything that could happen.
-	events, err := journal.Open(s.db)
-	if err != nil {
-		return nil, fmt.Errorf("open journal: %w", err)
-	}
+	events := journal.Open(s.db, journal.Options{Strict: cfg.Defaults.Sync})
 	// 5. Files and walls.
 	roots, build, err := s.openBelow(guest)
 	if err != nil {

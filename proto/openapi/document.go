@@ -23,7 +23,7 @@ info:
     name: "Apache-2.0"
     identifier: "Apache-2.0"
 servers:
-  - url: "http://127.0.0.1:7070"
+  - url: "http://127.0.0.1:7433"
 security:
   - bearer: []
   - apiKey: []
