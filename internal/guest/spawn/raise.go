@@ -1,0 +1,141 @@
+package spawn
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/linux/caps"
+	"casemate.dev/internal/linux/landlock"
+	"casemate.dev/internal/linux/seccomp"
+)
+
+// raise puts the walls on the calling thread, which must be locked and not the main one. The order
+// is the logic: each step still needs what a later one takes away.
+func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
+	var a guestwire.WallsApplied
+	// 1. Control groups, so that what the forks below cost is charged to the payload. "0" written to
+	// tasks moves the calling thread alone (cgroups(7), version 1).
+	for _, f := range join {
+		if _, err := f.Write([]byte("0")); err != nil {
+			return a, fmt.Errorf("join control group: %w", err)
+		}
+	}
+	// 2. Processors, which every child inherits; nproc inside reads this.
+	if len(w.CPUs) > 0 {
+		if err := setCPUs(w.CPUs); err != nil {
+			return a, err
+		}
+	}
+	// 3. The bounding set, while CAP_SETPCAP is still held. It decides what a root process holds.
+	if err := caps.LimitBounding(caps.Of(w.Capabilities...)); err != nil {
+		return a, err
+	}
+	// 4. no_new_privs before the next two, which it would also serve as permission.
+	if w.NoNewPrivs {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return a, fmt.Errorf("set no_new_privs: %w", err)
+		}
+	}
+	// 5. Landlock before seccomp, though the filter allows its calls: it opens the rules' paths, and a
+	// filter should not have to care what that takes. Without no_new_privs it needs CAP_SYS_ADMIN, which
+	// root inside does not have: hence this thread, which takes the walls while it still does.
+	if w.Landlock != nil {
+		absent, err := landlock.Restrict(ruleset(w.Landlock))
+		if err != nil {
+			return a, fmt.Errorf("landlock: %w", err)
+		}
+		a.LandlockABI, a.LandlockAbsent = w.Landlock.ABI, absent
+	}
+	// 6. seccomp. From here on this thread makes only calls that the filter allows.
+	if len(w.Seccomp) > 0 {
+		if err := seccomp.Install(w.Seccomp); err != nil {
+			return a, err
+		}
+	}
+	// 7. The thread's own capabilities, last, since the steps above took most of them: what is left is
+	// what the children may hold and what becoming their user takes.
+	keep := caps.Of(w.Capabilities...) | caps.Of(unix.CAP_SETUID, unix.CAP_SETGID)
+	if len(w.SeccompExec) > 0 && !w.NoNewPrivs {
+		keep |= caps.Of(unix.CAP_SYS_ADMIN) // each child installs a filter, before it gives this up
+	}
+	if err := caps.Limit(keep); err != nil {
+		return a, err
+	}
+	a.Joined, a.SeccompExec = len(join), len(w.SeccompExec) > 0
+	return a, readBack(w, &a)
+}
+
+func ruleset(l *guestwire.Landlock) landlock.Ruleset {
+	r := landlock.Ruleset{Handled: landlock.Access(l.HandledFS), Scoped: landlock.Scope(l.Scoped)}
+	for _, x := range l.Rules {
+		r.Rules = append(r.Rules, landlock.Rule{Path: x.Path, Access: landlock.Access(x.Access), Optional: x.Optional})
+	}
+	return r
+}
+
+func setCPUs(cpus []int) error {
+	var set unix.CPUSet
+	for _, c := range cpus {
+		set.Set(c)
+	}
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("set affinity to %v: %w", cpus, err)
+	}
+	return nil
+}
+
+// errWalls says that the kernel shows something else than what was put in place.
+var errWalls = errors.New("the walls read back differ from those put up")
+
+// readBack fills in what the kernel says about this thread, and compares.
+func readBack(w guestwire.Walls, a *guestwire.WallsApplied) error {
+	st, err := caps.ReadStatus("/proc/thread-self/status")
+	if err != nil {
+		return err
+	}
+	a.Capabilities = st.Bounding.List()
+	a.NoNewPrivs = st.NoNewPrivs
+	a.SeccompMode, a.SeccompFilters = st.SeccompMode, st.SeccompFilters
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return os.NewSyscallError("sched_getaffinity", err)
+	}
+	for c := range len(set) * 64 {
+		if set.IsSet(c) {
+			a.CPUs = append(a.CPUs, c)
+		}
+	}
+	switch {
+	case st.Bounding != caps.Of(w.Capabilities...):
+		return fmt.Errorf("%w: bounding set %v", errWalls, caps.Names(a.Capabilities))
+	case st.Inheritable != 0 || st.Ambient != 0:
+		return fmt.Errorf("%w: inheritable %#x, ambient %#x", errWalls, st.Inheritable, st.Ambient)
+	case w.NoNewPrivs && !st.NoNewPrivs:
+		return fmt.Errorf("%w: no_new_privs is off", errWalls)
+	case len(w.Seccomp) > 0 && st.SeccompMode != unix.SECCOMP_MODE_FILTER:
+		return fmt.Errorf("%w: seccomp mode %d", errWalls, st.SeccompMode)
+	case len(w.CPUs) > 0 && !slices.Equal(a.CPUs, slices.Sorted(slices.Values(w.CPUs))):
+		return fmt.Errorf("%w: processors %v", errWalls, a.CPUs)
+	}
+	return nil
+}
+
+// limitsOf returns the limits as the child sets them, none above what the guest itself may have:
+// raising a hard limit would be refused.
+func limitsOf(rs []guestwire.Rlimit) ([]limit, error) {
+	out := make([]limit, len(rs))
+	for i, r := range rs {
+		var own unix.Rlimit
+		if err := unix.Getrlimit(r.Resource, &own); err != nil {
+			return nil, fmt.Errorf("read limit %d: %w", r.Resource, err)
+		}
+		m := min(r.Max, own.Max)
+		out[i] = limit{uintptr(r.Resource), unix.Rlimit{Cur: m, Max: m}}
+	}
+	return out, nil
+}
