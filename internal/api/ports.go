@@ -1,7 +1,9 @@
 package api
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"io"
 	"net"
@@ -201,11 +203,13 @@ func stripCredentials(h http.Header, used string) {
 }
 
 // anyKey reports whether one of an Authorization header's values carries one of our keys, in
-// whatever scheme.
+// whatever scheme, also inside Basic's encoding.
 func anyKey(values []string) bool {
 	for _, v := range values {
-		for _, word := range strings.FieldsFunc(v, func(r rune) bool { return r == ' ' || r == ',' || r == '"' || r == '=' || r == ':' }) {
-			if looksLikeKey(word) {
+		words := strings.FieldsFunc(v, func(r rune) bool { return strings.ContainsRune(" ,\"=:", r) })
+		for _, word := range words {
+			plain, err := base64.RawStdEncoding.DecodeString(word)
+			if looksLikeKey(word) || (err == nil && (bytes.Contains(plain, []byte("csm_")) || bytes.Contains(plain, []byte("e2b_")))) {
 				return true
 			}
 		}

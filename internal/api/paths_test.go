@@ -1,0 +1,206 @@
+package api
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"casemate.dev/internal/sandbox"
+)
+
+func TestParsePortPath(t *testing.T) {
+	tests := []struct {
+		path string
+		want portPath
+		ok   bool
+	}{
+		{"/v1/sandboxes/abcd/ports/80/", portPath{"abcd", 80, "/"}, true},
+		{"/v1/sandboxes/abcd/ports/80", portPath{"abcd", 80, ""}, true},
+		{"/v1/sandboxes/abcd/ports/65535/a//b/../c%2Fd", portPath{"abcd", 65535, "/a//b/../c%2Fd"}, true},
+		{"/v1/sandboxes/a%2Db/ports/80/", portPath{"a-b", 80, "/"}, true},
+		{"/v1/sandboxes/abcd/ports/0/", portPath{}, false},
+		{"/v1/sandboxes/abcd/ports/65536/", portPath{}, false},
+		{"/v1/sandboxes/abcd/ports/080/", portPath{}, false},
+		{"/v1/sandboxes/abcd/ports/+80/", portPath{}, false},
+		{"/v1/sandboxes/abcd/ports//", portPath{}, false},
+		{"/v1/sandboxes/abcd/ports", portPath{}, false},
+		{"/v1/sandboxes//ports/80/", portPath{}, false},
+		{"/v1/sandboxes/a/b/ports/80/", portPath{}, false},
+		{"/v1/sandboxes/%zz/ports/80/", portPath{}, false},
+		{"/v1/sandboxes/abcd/files", portPath{}, false},
+	}
+	for _, tt := range tests {
+		got, ok := parsePortPath(tt.path)
+		if ok != tt.ok || got != tt.want {
+			t.Errorf("parsePortPath(%q) = %+v, %v; want %+v, %v", tt.path, got, ok, tt.want, tt.ok)
+		}
+	}
+}
+
+// FuzzParsePortPath: whatever comes in, what is taken as ours never reaches into the rest, and the
+// rest is passed on as it was.
+func FuzzParsePortPath(f *testing.F) {
+	f.Add("/v1/sandboxes/abcd/ports/80/x?y")
+	f.Add("/v1/sandboxes/a%2Fb/ports/80/../../..")
+	f.Add("/v1/sandboxes/abcd/ports/80%2F/")
+	f.Fuzz(func(t *testing.T, path string) {
+		p, ok := parsePortPath(path)
+		if !ok {
+			return
+		}
+		if p.port < 1 || p.port > 65535 {
+			t.Fatalf("port %d", p.port)
+		}
+		if !strings.HasSuffix(path, p.rest) || (p.rest != "" && p.rest[0] != '/') {
+			t.Fatalf("rest %q of %q", p.rest, path)
+		}
+	})
+}
+
+func TestParseRange(t *testing.T) {
+	tests := []struct {
+		header         string
+		size           int64
+		ranged, ok     bool
+		offset, length int64
+	}{
+		{"bytes=0-0", 10, true, true, 0, 1},
+		{"bytes=2-5", 10, true, true, 2, 4},
+		{"bytes=2-", 10, true, true, 2, 8},
+		{"bytes=2-99", 10, true, true, 2, 8},
+		{"bytes=-3", 10, true, true, 7, 3},
+		{"bytes=-99", 10, true, true, 0, 10},
+		{"bytes=10-", 10, true, false, 0, 0},
+		{"bytes=0-", 0, true, false, 0, 0},
+		{"bytes=-1", 0, true, false, 0, 0},
+		{"bytes=-0", 10, false, false, 0, 0},
+		{"bytes=5-2", 10, false, false, 0, 0},
+		{"bytes=0-1,3-4", 10, false, false, 0, 0},
+		{"bytes=a-b", 10, false, false, 0, 0},
+		{"bytes=+1-2", 10, false, false, 0, 0},
+		{"bytes=9223372036854775808-", 10, false, false, 0, 0},
+		{"lines=1-2", 10, false, false, 0, 0},
+		{"", 10, false, false, 0, 0},
+	}
+	for _, tt := range tests {
+		r, ranged := parseRange(tt.header)
+		if ranged != tt.ranged {
+			t.Errorf("parseRange(%q) ok = %v, want %v", tt.header, ranged, tt.ranged)
+			continue
+		}
+		if !ranged {
+			continue
+		}
+		offset, length, ok := r.within(tt.size)
+		if ok != tt.ok || offset != tt.offset || length != tt.length {
+			t.Errorf("%q of %d bytes = %d, %d, %v; want %d, %d, %v", tt.header, tt.size, offset, length, ok, tt.offset, tt.length, tt.ok)
+		}
+	}
+}
+
+// FuzzParseRange: a range that is taken lies within the file.
+func FuzzParseRange(f *testing.F) {
+	f.Add("bytes=1-2", int64(10))
+	f.Add("bytes=-9223372036854775807", int64(1))
+	f.Fuzz(func(t *testing.T, header string, size int64) {
+		r, ok := parseRange(header)
+		if !ok || size < 0 {
+			return
+		}
+		offset, length, ok := r.within(size)
+		if ok && (offset < 0 || length <= 0 || offset+length > size) {
+			t.Fatalf("%q of %d: %d+%d", header, size, offset, length)
+		}
+	})
+}
+
+func TestDisposition(t *testing.T) {
+	tests := map[string]string{
+		"a.txt":           `attachment; filename="a.txt"`,
+		"x y.txt":         `attachment; filename="x y.txt"`,
+		"ü.txt":           `attachment; filename="_.txt"; filename*=UTF-8''%C3%BC.txt`,
+		"a\"b\r\nX: y":    `attachment; filename="a_b__X: y"; filename*=UTF-8''a%22b%0D%0AX%3A%20y`,
+		"\xff\xfe-broken": `attachment; filename="__-broken"; filename*=UTF-8''%FF%FE-broken`,
+	}
+	for name, want := range tests {
+		if got := disposition(name); got != want {
+			t.Errorf("disposition(%q) = %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestMatches(t *testing.T) {
+	for header, want := range map[string]bool{
+		`W/"1-2"`: true, `"1-2"`: true, `"x", W/"1-2"`: true, `*`: true, `"x"`: false, ``: false,
+	} {
+		if got := matches(header, etagOf(sandbox.FileInfo{MTime: 1, Size: 2})); got != want {
+			t.Errorf("matches(%q) = %v, want %v", header, got, want)
+		}
+	}
+}
+
+func TestSignalNumber(t *testing.T) {
+	for name, want := range map[string]int{"": 15, "9": 9, "KILL": 9, "SIGterm": 15, "hup": 1, "SYS": 31, "64": 64} {
+		if got, err := signalNumber(name); err != nil || got != want {
+			t.Errorf("signalNumber(%q) = %d, %v; want %d", name, got, err, want)
+		}
+	}
+	for _, name := range []string{"0", "65", "-9", "SIG", "NOTHING"} {
+		if got, err := signalNumber(name); err == nil {
+			t.Errorf("signalNumber(%q) = %d, want an error", name, got)
+		}
+	}
+}
+
+// TestStripCredentials: what a sandbox is sent, its code can read (HARDENING.md 19).
+func TestStripCredentials(t *testing.T) {
+	in := http.Header{
+		"Authorization":            {"Bearer app-token"},
+		"X-Api-Key":                {"csm_secret"},
+		"X-Access-Token":           {"secret"},
+		"E2b-Traffic-Access-Token": {"secret"},
+		"X-E2b-Anything":           {"secret"},
+		"Casemate-Anything":        {"secret"},
+		"Cookie":                   {"session=secret"},
+		"Proxy-Authorization":      {"Basic secret"},
+		"Accept":                   {"text/html"},
+	}
+	got := in.Clone()
+	stripCredentials(got, "X-Api-Key")
+	want := http.Header{"Authorization": {"Bearer app-token"}, "Accept": {"text/html"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("application's own Authorization beside X-API-Key (-want +got):\n%s", diff)
+	}
+
+	got = in.Clone()
+	stripCredentials(got, "Authorization")
+	if diff := cmp.Diff(http.Header{"Accept": {"text/html"}}, got); diff != "" {
+		t.Errorf("authenticated by Authorization (-want +got):\n%s", diff)
+	}
+
+	for _, v := range []string{"Bearer csm_x", "bearer  e2b_00", "Basic csm_x", "Basic dXNlcjpjc21feA==", `Token token="csm_x"`} {
+		got := http.Header{"Authorization": {v}}
+		stripCredentials(got, "")
+		if len(got) > 0 {
+			t.Errorf("%q passed though it carries a key", v)
+		}
+	}
+}
+
+func TestResumeOffset(t *testing.T) {
+	r := &http.Request{URL: &url.URL{RawQuery: "offset=5"}, Header: http.Header{}}
+	if n, err := resumeOffset(r, "offset"); n != 5 || err != nil {
+		t.Errorf("query: %d, %v", n, err)
+	}
+	r.Header.Set("Last-Event-ID", "7")
+	if n, err := resumeOffset(r, "offset"); n != 7 || err != nil {
+		t.Errorf("Last-Event-ID: %d, %v; want 7, since it is the later word", n, err)
+	}
+	r.Header.Set("Last-Event-ID", "-1")
+	if n, err := resumeOffset(r, "offset"); err == nil {
+		t.Errorf("negative: %d, want an error", n)
+	}
+}
