@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"math"
 	"sync"
 
 	"casemate.dev/internal/guestwire"
@@ -59,30 +60,38 @@ func (o *output) write(ctx context.Context, s guestwire.Stream, p []byte) error 
 	return nil
 }
 
+// mustWaitLocked reports whether n more bytes would leave a follower that must lose nothing more
+// than half the limit behind: the other half is the head's.
 func (o *output) mustWaitLocked(n int64) bool {
-	slowest := int64(-1)
+	slowest := o.slowestLocked()
+	return slowest < o.end && o.end+n-slowest > o.limit/2
+}
+
+// slowestLocked returns where the slowest follower that must lose nothing stands; with none, far
+// ahead.
+func (o *output) slowestLocked() int64 {
+	if o.armed {
+		return 0
+	}
+	slowest := int64(math.MaxInt64)
 	for offset := range o.holders {
-		if slowest < 0 || *offset < slowest {
-			slowest = *offset
-		}
+		slowest = min(slowest, *offset)
 	}
-	if slowest < 0 {
-		if !o.armed {
-			return false
-		}
-		slowest = 0
-	}
-	return o.end+n-slowest > o.limit
+	return slowest
 }
 
 // trimLocked drops from the middle: the first half of the limit stays, and the last bytes do.
 func (o *output) trimLocked() {
-	kept := o.end - o.dropped
+	kept, slowest := o.end-o.dropped, o.slowestLocked()
 	for i := 0; kept > o.limit && i < len(o.chunks)-1; {
 		c := o.chunks[i]
-		if c.offset+int64(len(c.data)) <= o.limit/2 {
+		end := c.offset + int64(len(c.data))
+		if end <= o.limit/2 {
 			i++
 			continue
+		}
+		if end > slowest {
+			return
 		}
 		o.dropped += int64(len(c.data))
 		kept -= int64(len(c.data))

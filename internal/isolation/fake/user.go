@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation"
 )
 
 // userID is the default user's number, as in the real templates.
@@ -42,6 +43,9 @@ func (m *machine) user(name string) (user, error) {
 	case "", "user", strconv.Itoa(userID):
 		return user{id: userID, name: "user", home: "/home/user"}, nil
 	case "root", "0":
+		if m.spec.Profile == isolation.Locked {
+			return user{}, errs.New(errs.PermissionDenied, "profile locked has one user")
+		}
 		return user{id: 0, name: "root", home: "/root"}, nil
 	}
 	return user{}, errs.New(errs.NotFound, "no such user: %s", name)
