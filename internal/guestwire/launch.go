@@ -9,31 +9,30 @@ const MethodLaunch Method = "launch"
 const (
 	LaunchControlFD = 3 // socket on which MethodLaunch arrives
 	LaunchListenFD  = 4 // listening socket for every other method
+	LaunchDevFD     = 5 // detached mount for /dev: a read-only tree
 )
 
-// Launch tells a guest, which sits in new namespaces but still sees the server's mounts, what to
-// build around itself. It is data only: every mount is a descriptor that the server made and that
-// travels with the call, so that the guest resolves no path of the host except Stage.
+// Launch tells a guest, which sits in new namespaces and has left the host's root, what to build
+// around itself. It is data only: every mount is a descriptor that the server made and that travels
+// with the call, so that the guest resolves no path of the host.
 type Launch struct {
-	// Profile is an isolation.Profile, for messages and for what PID 1 keeps.
+	// Profile is an isolation.Profile, for messages.
 	Profile string `json:"profile"`
-	// Stage is a host directory over which the launcher mounts its staging area, in its own mount
-	// namespace. It and everything else of the host is gone before anything else runs.
-	Stage string `json:"stage"`
 	// Root is the root file system. Suid says that setuid files and file capabilities have effect there.
 	Root Overlay `json:"root"`
 	Suid bool    `json:"suid,omitempty"`
 	// Mounts are placed into the root in order, before /proc, /sys and /dev, which so can't be hidden.
 	Mounts []Mount `json:"mounts,omitempty"`
-	// Sys and Dev index the files that are mounted on /sys and /dev: read-only trees.
+	// Sys indexes the file that is mounted on /sys: a read-only tree.
 	Sys int `json:"sys"`
-	Dev int `json:"dev"`
 	// ShmBytes is the size of /dev/shm.
 	ShmBytes int64 `json:"shm_bytes"`
 	// Join indexes the control group files for the spawner.
 	Join []int `json:"join,omitempty"`
-	// Walls hold every process of the payload.
-	Walls Walls `json:"walls"`
+	// Walls hold every process of the payload. Their filters come as files, which Filters indexes in
+	// the order Seccomp, SeccompExec: as text they would be most of the message.
+	Walls   Walls `json:"walls"`
+	Filters []int `json:"filters,omitempty"`
 	// Rlimits are the guest's own.
 	Rlimits []Rlimit `json:"rlimits,omitempty"`
 	// Hostname stands until the claim gives another one.

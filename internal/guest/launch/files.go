@@ -44,11 +44,6 @@ func checkFile(fd int) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return os.NewSyscallError("fstat", err)
 	}
-	// The link's text says what kind of file without a path it is; for files with one it is not asked.
-	link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil {
-		return err
-	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFSOCK, unix.S_IFIFO:
 		return nil
@@ -56,6 +51,13 @@ func checkFile(fd int) error {
 		if st.Rdev == unix.Mkdev(1, 3) { // null
 			return nil
 		}
+	}
+	// The link's text says what kind of file without a path it is.
+	link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		return err
+	}
+	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG, 0:
 		// Files without a directory: the guest's own sealed program and log, the runtime's poller.
 		// Older kernels give anonymous inodes no type.

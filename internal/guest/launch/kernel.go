@@ -16,22 +16,56 @@ const safe = mount.NoSuid | mount.NoDev | mount.NoExec
 
 func procFS() (*os.File, error) { return mount.New("proc", safe) }
 
-// attachNew mounts a new file system on a directory of the root.
-func attachNew(root int, name string, resolve uint64, create func() (*os.File, error)) (*os.File, error) {
-	at, err := target(root, name, false, resolve)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(at)
+// devPTS makes a file system of terminals. gid 5 is tty wherever terminals have a group; 0666 is for
+// the multiplexer.
+func devPTS() (*os.File, error) {
+	return mount.New("devpts", mount.NoSuid|mount.NoExec,
+		mount.Option{Key: "newinstance"}, mount.Option{Key: "ptmxmode", Value: "0666"},
+		mount.Option{Key: "mode", Value: "0620"}, mount.Option{Key: "gid", Value: "5"})
+}
+
+// shm makes the file system for shared memory, bounded apart from the disk since it is none.
+func shm(size int64) (*os.File, error) {
+	return mount.New("tmpfs", mount.NoSuid|mount.NoDev, mount.Option{Key: "mode", Value: "1777"},
+		mount.Option{Key: "size", Value: strconv.FormatInt(size, 10)})
+}
+
+// attachNew makes a file system and mounts it on a directory of the root.
+func attachNew(root int, name string, resolve uint64, create func() (*os.File, error)) error {
 	m, err := create()
 	if err != nil {
-		return nil, fmt.Errorf("mount %s: %w", name, err)
+		return fmt.Errorf("make %s: %w", name, err)
 	}
+	defer func() { _ = m.Close() }()
+	return attachAt(root, name, resolve, m)
+}
+
+// attachTo mounts m on a directory that lies on the root itself.
+func attachTo(root int, name string, m *os.File) error {
+	return attachAt(root, name, unix.RESOLVE_NO_XDEV, m)
+}
+
+// moveTo moves the mount of that name in the staging area, which is "/", to the root.
+func moveTo(root int, name string) error {
+	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	m := os.NewFile(uintptr(fd), name)
+	defer func() { _ = m.Close() }()
+	return attachTo(root, name, m)
+}
+
+func attachAt(root int, name string, resolve uint64, m *os.File) error {
+	at, err := target(root, name, false, resolve)
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", name, err)
+	}
+	defer unix.Close(at)
 	if err := mount.Attach(m, at); err != nil {
-		_ = m.Close()
-		return nil, fmt.Errorf("mount %s: %w", name, err)
+		return fmt.Errorf("mount %s: %w", name, err)
 	}
-	return m, nil
+	return nil
 }
 
 func writeAt(dir *os.File, name, value string) error {
@@ -44,50 +78,6 @@ func writeAt(dir *os.File, name, value string) error {
 		return &os.PathError{Op: "write", Path: name, Err: err}
 	}
 	return nil
-}
-
-// attachTrees mounts /sys and /dev, and into /dev what must be each sandbox's own: its terminals and
-// its shared memory.
-func (s *setup) attachTrees(root int) error {
-	for _, tree := range []struct {
-		name string
-		file int
-	}{{"/sys", s.launch.Sys}, {"/dev", s.launch.Dev}} {
-		f, err := s.file(tree.file)
-		if err == nil {
-			_, err = attachNewAndKeep(root, tree.name, f)
-		}
-		if err != nil {
-			return fmt.Errorf("mount %s: %w", tree.name, err)
-		}
-	}
-	// The server made the tree, but what is really there decides.
-	if err := checkNull(root); err != nil {
-		return err
-	}
-	pts, err := attachNew(root, "/dev/pts", 0, func() (*os.File, error) {
-		// gid 5 is tty wherever terminals have a group; 0666 is for the multiplexer (mount(8), devpts).
-		return mount.New("devpts", mount.NoSuid|mount.NoExec,
-			mount.Option{Key: "newinstance"}, mount.Option{Key: "ptmxmode", Value: "0666"},
-			mount.Option{Key: "mode", Value: "0620"}, mount.Option{Key: "gid", Value: "5"})
-	})
-	if err != nil {
-		return err
-	}
-	_ = pts.Close()
-	shm, err := attachNew(root, "/dev/shm", 0, func() (*os.File, error) {
-		return mount.New("tmpfs", mount.NoSuid|mount.NoDev, mount.Option{Key: "mode", Value: "1777"},
-			mount.Option{Key: "size", Value: strconv.FormatInt(s.launch.ShmBytes, 10)})
-	})
-	if err != nil {
-		return err
-	}
-	return shm.Close()
-}
-
-// attachNewAndKeep mounts a passed tree on a directory of the root itself.
-func attachNewAndKeep(root int, name string, tree *os.File) (*os.File, error) {
-	return attachNew(root, name, unix.RESOLVE_NO_XDEV, func() (*os.File, error) { return tree, nil })
 }
 
 // checkNull makes sure that /dev/null is the null device and nothing that only looks like it: it is

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guest/spawn"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/linux/netns"
 )
 
 // Sandbox is what Run leaves to the guest proper.
@@ -28,8 +28,8 @@ type Sandbox struct {
 // ErrUnclaimed says that the server went away before it launched this guest, which so has nothing to do.
 var ErrUnclaimed = errors.New("the server went away before the launch")
 
-// Run waits for the launch, builds the sandbox, and answers. Afterwards no descriptor of the host is
-// left in the process but the listening socket.
+// Run prepares, waits for the launch, builds the sandbox, and answers. Afterwards no descriptor of the
+// host is left in the process but the listening socket.
 //
 // Preconditions: the process is PID 1 in new user, mount, pid, ipc, uts, net and cgroup namespaces,
 // uid 0 there, with the descriptors of guestwire.Launch.
@@ -46,41 +46,68 @@ func Run() (*Sandbox, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening socket: %w", err)
 	}
+	s := setup{began: time.Now(), micros: map[string]int64{}}
+	prepared := s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"))
+	warmUp()
+
 	control := guestwire.NewConn(conn)
-	l, files, err := receive(control)
-	if err != nil {
+	if err := s.receive(control); err != nil {
 		return nil, err
 	}
-	s := setup{launch: l, files: files, began: time.Now(), micros: map[string]int64{}}
+	if prepared != nil {
+		// Told now, since before there was no call to answer.
+		return nil, errors.Join(prepared, control.Fail(prepared))
+	}
 	spawner, err := s.run()
 	if err != nil {
-		err = fmt.Errorf("launch: %w", err)
 		return nil, errors.Join(err, control.Fail(err))
 	}
 	if err := control.Reply(s.reply); err != nil {
-		return nil, fmt.Errorf("answer the launch: %w", err)
+		return nil, errors.Join(fmt.Errorf("answer the launch: %w", err), spawner.Close())
 	}
-	return &Sandbox{Listener: listener, Spawner: spawner, Launch: l}, nil
+	return &Sandbox{Listener: listener, Spawner: spawner, Launch: s.launch}, nil
 }
 
-func receive(control *guestwire.Conn) (guestwire.Launch, []*os.File, error) {
-	var l guestwire.Launch
+// receive reads the launch. Until it comes, the server's death ends the waiting.
+func (s *setup) receive(control *guestwire.Conn) error {
 	call, files, err := control.ReadCall()
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-		return l, nil, ErrUnclaimed
+		return ErrUnclaimed
 	}
 	if err != nil {
-		return l, nil, fmt.Errorf("read launch: %w", err)
+		return fmt.Errorf("read launch: %w", err)
 	}
+	s.began, s.files = time.Now(), files
 	if call.Method != guestwire.MethodLaunch {
 		err = errs.New(errs.InvalidArgument, "the control socket takes %q only, not %q", guestwire.MethodLaunch, call.Method)
 	} else {
-		err = guestwire.Unmarshal(call.Body, &l)
+		err = guestwire.Unmarshal(call.Body, &s.launch)
 	}
 	if err != nil {
-		return l, nil, errors.Join(err, control.Fail(err))
+		return errors.Join(err, control.Fail(err))
 	}
-	return l, files, nil
+	s.lap("decode")
+	return nil
+}
+
+// warmUp decodes and encodes messages of the kinds that are to come, so that what package json learns
+// about a type at its first use is learned while nobody waits.
+func warmUp() {
+	body, _ := guestwire.Marshal(guestwire.Launch{
+		Root:   guestwire.Overlay{Lowers: []int{0}},
+		Mounts: []guestwire.Mount{{Overlay: &guestwire.Overlay{Lowers: []int{0}}}},
+		Walls: guestwire.Walls{
+			Capabilities: []uint8{0}, CPUs: []int{0}, Rlimits: []guestwire.Rlimit{{}},
+			Landlock: &guestwire.Landlock{Rules: []guestwire.LandlockRule{{}}},
+		},
+		Env: map[string]string{"": ""}, Filters: []int{0}, Join: []int{0},
+	})
+	call, _ := guestwire.Marshal(guestwire.Call{Body: body})
+	var c guestwire.Call
+	var l guestwire.Launch
+	_ = guestwire.Unmarshal(call, &c)
+	_ = guestwire.Unmarshal(c.Body, &l)
+	_, _ = guestwire.Marshal(guestwire.LaunchReply{Micros: map[string]int64{"": 0}})
 }
 
 // connOf takes over a descriptor that the process was started with. The number itself is free
@@ -121,31 +148,100 @@ func (s *setup) lap(name string) {
 	s.began = now
 }
 
-// run is the start of a sandbox, in the one order that holds. Each step says why it stands where it
-// stands; a step that fails ends the process, and the namespaces with all that was built go with it.
-func (s *setup) run() (*spawn.Spawner, error) {
-	l := &s.launch
+// prepare does what needs nothing of the launch, in the one order that holds: each step says why it
+// stands where it stands. When it returns, the process sees nothing of the host any more: its root is
+// the staging area, an empty tmpfs with a finished /proc and /dev in it.
+func (s *setup) prepare(dev *os.File) error {
+	defer func() { _ = dev.Close() }()
 
 	// Directories that are made below get exactly the mode that is asked for, and files made by
 	// processes later the usual one: the umask is inherited.
 	unix.Umask(0o022)
 
+	// PID 1 stands above root inside only if it runs from a file that the sandbox's ids can't read:
+	// then the kernel gives its memory to the outer user namespace (would_dump in fs/exec.c).
+	// Otherwise root inside could read and write PID 1 through /proc/1/mem (HARDENING 2).
+	if err := checkSeparated(); err != nil {
+		return err
+	}
+	s.reply.Separated = true
+
 	// Nothing of what follows may show outside. A mount namespace copied into a new user namespace
 	// receives mounts from outside (slave) but sends none; receiving is cut, too, since what the host
 	// mounts later is none of this sandbox's business (mount_namespaces(7)).
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return nil, fmt.Errorf("cut mounts off from the host's: %w", err)
+		return fmt.Errorf("cut mounts off from the host's: %w", err)
 	}
 
-	// The layers need places while the overlay is made, because overlayfs before Linux 6.13 takes
-	// paths only. They are relative to a private tmpfs, so that mountinfo inside shows "l0" and "u"
-	// rather than where the host keeps its layers (HARDENING 8).
-	if err := enterStage(l.Stage); err != nil {
-		return nil, err
+	// A new /proc shows this pid namespace. The kernel allows it only while another /proc is in
+	// sight that nothing covers (mount_too_revealing in fs/namespace.c), so it is made before the
+	// host's goes.
+	proc, err := procFS()
+	if err != nil {
+		return err
 	}
+	defer func() { _ = proc.Close() }()
+
+	// No user namespace in the sandbox can be made from here on, whatever a filter misses (clone3's
+	// flags can't be inspected; HARDENING 5). The file belongs to this user namespace alone
+	// (namespaces(7)), and must be written before /proc/sys turns read-only.
+	if err := writeAt(proc, "sys/user/max_user_namespaces", "0"); err != nil {
+		return fmt.Errorf("forbid user namespaces: %w", err)
+	}
+
+	// From here on the host's files can't be named. A guest may wait long for its launch, and must
+	// neither keep the host's file systems busy nor have them in sight.
+	stage, err := enterStage()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(stage)
+
+	// /dev before the masks, which need its null device; /proc before the masks, too.
+	if err := attachTo(stage, "/dev", dev); err != nil {
+		return err
+	}
+	if err := checkNull(stage); err != nil {
+		return err
+	}
+	if err := attachTo(stage, "/proc", proc); err != nil {
+		return err
+	}
+	// devpts is each sandbox's own: with the host's, its terminals would be in reach.
+	if err := attachNew(stage, "/dev/pts", 0, devPTS); err != nil {
+		return err
+	}
+	if s.reply.Masked, err = maskPaths(stage); err != nil {
+		return err
+	}
+	if s.reply.ReadOnly, err = protectPaths(stage); err != nil {
+		return err
+	}
+
+	// Loopback is the namespace's own and needs a capability that processes never get.
+	return netns.LoopbackUp()
+}
+
+// run builds the sandbox of a launch. A step that fails ends the process, and the namespaces with all
+// that was built go with it.
+func (s *setup) run() (*spawn.Spawner, error) {
+	if err := s.build(); err != nil {
+		return nil, fmt.Errorf("build root: %w", err)
+	}
+	return s.settle()
+}
+
+// build makes the sandbox's root file system and enters it, in the one order that holds. When it
+// returns, the descriptors that it opened are closed.
+func (s *setup) build() error {
+	l := &s.launch
+
+	// The layers need places while the overlay is made, because overlayfs before Linux 6.13 takes
+	// paths only. Those are relative to the staging area, so that mountinfo inside shows "l0" and "u"
+	// rather than where the host keeps its layers (HARDENING 8).
 	root, err := s.mountOverlay(l.Root, "root", "u", !l.Suid)
 	if err != nil {
-		return nil, fmt.Errorf("root: %w", err)
+		return err
 	}
 	defer unix.Close(root)
 	s.lap("root")
@@ -154,46 +250,46 @@ func (s *setup) run() (*spawn.Spawner, error) {
 	// that no bind can lie over /proc, /sys or /dev: their targets must be on the root itself.
 	for i, m := range l.Mounts {
 		if err := s.mount(root, i, m); err != nil {
-			return nil, fmt.Errorf("mount %s: %w", m.Target, err)
+			return fmt.Errorf("mount %s: %w", m.Target, err)
 		}
 	}
 	s.lap("mounts")
 
-	// A new /proc shows this pid namespace. The kernel allows it only while another /proc is in
-	// sight that nothing covers (mount_too_revealing in fs/namespace.c), so it comes before the host's goes.
-	proc, err := attachNew(root, "/proc", unix.RESOLVE_NO_XDEV, procFS)
+	// What was prepared moves over, masks and all. An image may hold a link in the place of each
+	// (CVE-2025-31133, CVE-2026-41579); target follows none.
+	if err := moveTo(root, "/proc"); err != nil {
+		return err
+	}
+	if err := moveTo(root, "/dev"); err != nil {
+		return err
+	}
+	// /sys is not sysfs, which shows the host's hardware, firmware, modules and network devices, most
+	// of it guarded by ownership alone, but a small read-only tree with what programs look up.
+	sys, err := s.file(l.Sys)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() { _ = proc.Close() }()
-
-	// No user namespace in the sandbox can be made from here on, whatever a filter misses (clone3's
-	// flags can't be inspected; HARDENING 5). The file belongs to this user namespace alone
-	// (namespaces(7)), and must be written before /proc/sys turns read-only.
-	if err := writeAt(proc, "sys/user/max_user_namespaces", "0"); err != nil {
-		return nil, fmt.Errorf("forbid user namespaces: %w", err)
+	if err := attachTo(root, "/sys", sys); err != nil {
+		return err
 	}
-
-	// /sys and /dev are read-only trees made by the server, the same for all sandboxes. /sys is not
-	// sysfs: that shows the host's hardware, firmware, modules and network devices, and most of it is
-	// guarded by ownership alone. /dev holds device nodes that root inside couldn't make.
-	if err := s.attachTrees(root); err != nil {
-		return nil, err
+	if err := attachNew(root, "/dev/shm", 0, func() (*os.File, error) { return shm(l.ShmBytes) }); err != nil {
+		return err
 	}
 	s.lap("kernel")
 
-	// Masks need /dev/null, and must be in place before any process. /dev is ours (just mounted), so
-	// this null is no link that an image left (CVE-2025-31133).
-	if s.reply.Masked, err = maskPaths(root); err != nil {
-		return nil, err
-	}
-	if s.reply.ReadOnly, err = protectPaths(root); err != nil {
-		return nil, err
-	}
-	s.lap("masks")
-
-	// The point of no return: from here on the host's files can't be named any more.
+	// The staging area goes, and the layers' places with it.
 	if err := pivot(root); err != nil {
+		return err
+	}
+	s.lap("pivot")
+	return nil
+}
+
+// settle makes the process what PID 1 of a sandbox has to be, in the one order that holds.
+func (s *setup) settle() (*spawn.Spawner, error) {
+	l := &s.launch
+
+	if err := s.readFilters(); err != nil {
 		return nil, err
 	}
 	// The layers' descriptors are doors to the host until they are closed; overlayfs and the mounts
@@ -202,21 +298,8 @@ func (s *setup) run() (*spawn.Spawner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.lap("pivot")
-
-	// Name and loopback are the namespaces' own and need capabilities that processes never get.
-	if err := s.finishNamespaces(); err != nil {
-		return nil, err
-	}
-
-	// PID 1 stands above root inside only if it runs from a file that the sandbox's ids can't read:
-	// then the kernel gives its memory to the outer user namespace (would_dump in fs/exec.c).
-	// Otherwise root inside could read and write PID 1 through /proc/1/mem (HARDENING 2).
-	if s.reply.Separated, err = separated(); err != nil {
-		return nil, err
-	}
-	if !s.reply.Separated {
-		return nil, errors.New("PID 1 belongs to the sandbox's own user namespace: it was not started from a sealed file of the host's root")
+	if err := unix.Sethostname([]byte(l.Hostname)); err != nil {
+		return nil, fmt.Errorf("set host name: %w", err)
 	}
 	if err := setLimits(l.Rlimits); err != nil {
 		return nil, err
@@ -226,10 +309,10 @@ func (s *setup) run() (*spawn.Spawner, error) {
 	// The walls come last, since their thread can't mount any more, and before any process: every
 	// process is forked from it.
 	spawner, err := spawn.New(l.Walls, join)
+	closeAll(join)
 	if err != nil {
 		return nil, fmt.Errorf("walls: %w", err)
 	}
-	closeAll(join)
 	s.lap("walls")
 
 	// Last look before the answer: no door may be left open (HARDENING 1). It comes after everything
@@ -241,6 +324,31 @@ func (s *setup) run() (*spawn.Spawner, error) {
 	s.reply.Walls = spawner.Applied()
 	s.reply.Micros = s.micros
 	return spawner, nil
+}
+
+// maxFilter bounds a filter: 4096 instructions of 8 bytes is the kernel's own limit (seccomp(2)).
+const maxFilter = 4096 * 8
+
+// readFilters reads the filters into the walls. They are read at a position, since the same open file
+// is passed to many guests.
+func (s *setup) readFilters() error {
+	into := []*[]byte{&s.launch.Walls.Seccomp, &s.launch.Walls.SeccompExec}
+	if len(s.launch.Filters) > len(into) {
+		return fmt.Errorf("%d filters were passed", len(s.launch.Filters))
+	}
+	for i, index := range s.launch.Filters {
+		f, err := s.file(index)
+		if err != nil {
+			return fmt.Errorf("filter: %w", err)
+		}
+		buf := make([]byte, maxFilter+1)
+		n, err := f.ReadAt(buf, 0)
+		if !errors.Is(err, io.EOF) || n == 0 || n > maxFilter {
+			return fmt.Errorf("filter of %d bytes: %w", n, errors.Join(err, errors.New("must be between 1 and 4096 instructions")))
+		}
+		*into[i] = buf[:n]
+	}
+	return nil
 }
 
 // keepOnly closes the files that the server passed, except those at the given indexes.
@@ -269,13 +377,6 @@ func closeAll(files []*os.File) {
 	}
 }
 
-func (s *setup) finishNamespaces() error {
-	if err := unix.Sethostname([]byte(s.launch.Hostname)); err != nil {
-		return fmt.Errorf("set host name: %w", err)
-	}
-	return loopbackUp()
-}
-
 // setLimits sets the guest's own limits. syscall.Setrlimit rather than unix's: package syscall
 // otherwise restores the limit on open files that the program was started with in every child.
 func setLimits(limits []guestwire.Rlimit) error {
@@ -287,17 +388,20 @@ func setLimits(limits []guestwire.Rlimit) error {
 	return nil
 }
 
-// separated reports whether this process is out of reach of root inside. Its directory in /proc then
-// belongs to root of the outer user namespace, an id that has no name in here and shows as the
-// overflow id (proc(5), user_namespaces(7)).
-func separated() (bool, error) {
+// checkSeparated fails unless this process is out of reach of root inside. Its files in /proc then belong
+// to root of the user namespace that its memory belongs to (proc(5)); that of the outer one is an id
+// that has no name in here, and shows as the overflow id (user_namespaces(7)).
+func checkSeparated() error {
 	// A host with fs.suid_dumpable=1 makes such programs dumpable after all (proc(5)).
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return false, os.NewSyscallError("prctl PR_SET_DUMPABLE", err)
+		return os.NewSyscallError("prctl PR_SET_DUMPABLE", err)
 	}
 	var st unix.Stat_t
-	if err := unix.Stat("/proc/"+strconv.Itoa(os.Getpid()), &st); err != nil {
-		return false, fmt.Errorf("look at own process: %w", err)
+	if err := unix.Stat("/proc/self/mem", &st); err != nil {
+		return fmt.Errorf("look at own memory: %w", err)
 	}
-	return st.Uid != 0, nil
+	if st.Uid == 0 {
+		return errors.New("PID 1 belongs to the sandbox's own user namespace: it was not started from a sealed file of the host's root")
+	}
+	return nil
 }

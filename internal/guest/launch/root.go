@@ -13,16 +13,30 @@ import (
 	"casemate.dev/internal/linux/mount"
 )
 
-// enterStage mounts the staging area and makes it the working directory.
-func enterStage(dir string) error {
-	if err := unix.Mount("stage", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700"); err != nil {
-		return fmt.Errorf("mount staging area: %w", err)
+// enterStage makes an empty tmpfs the root and working directory, leaves the host's, and returns it as
+// a path descriptor. It needs no place on the host: it is mounted over the root itself, which then goes.
+func enterStage() (int, error) {
+	m, err := mount.New("tmpfs", mount.NoSuid|mount.NoDev|mount.NoExec, mount.Option{Key: "mode", Value: "700"})
+	if err != nil {
+		return -1, err
 	}
-	// After the mount, else "." would still be the directory below it.
-	if err := unix.Chdir(dir); err != nil {
-		return fmt.Errorf("enter staging area: %w", err)
+	defer func() { _ = m.Close() }()
+	slash, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: "/", Err: err}
 	}
-	return nil
+	defer unix.Close(slash)
+	if err := mount.Attach(m, slash); err != nil {
+		return -1, fmt.Errorf("mount staging area: %w", err)
+	}
+	if err := pivot(int(m.Fd())); err != nil {
+		return -1, fmt.Errorf("enter staging area: %w", err)
+	}
+	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: "/", Err: err}
+	}
+	return fd, nil
 }
 
 // place attaches the passed mount at index i to a new directory of the staging area.
@@ -120,14 +134,14 @@ func give(fd int, m guestwire.Mount) error {
 	if err := unix.Fchownat(fd, "", int(m.UID), int(m.GID), unix.AT_EMPTY_PATH); err != nil {
 		return os.NewSyscallError("chown", err)
 	}
-	// A path descriptor can't be changed itself; its entry in the mount is the staging area's.
+	// A path descriptor can't be changed itself, but what it stands for can (open(2), O_PATH).
 	if err := unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), m.Mode&0o7777); err != nil {
 		return os.NewSyscallError("chmod", err)
 	}
 	return nil
 }
 
-// pivot makes root "/" and detaches the host's.
+// pivot makes root "/" and working directory, and detaches what was "/" before.
 func pivot(root int) error {
 	old, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -145,10 +159,9 @@ func pivot(root int) error {
 	if err := unix.Fchdir(old); err != nil {
 		return os.NewSyscallError("fchdir", err)
 	}
-	// Detached, since this process's own program is still open in it. Everything below goes as well,
-	// the staging area included.
+	// Detached, since it is busy: the descriptors above are open in it. Everything below goes as well.
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("detach the host's root: %w", err)
+		return fmt.Errorf("detach the former root: %w", err)
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return os.NewSyscallError("chdir", err)

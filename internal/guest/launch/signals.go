@@ -3,8 +3,6 @@ package launch
 import (
 	"os"
 	"os/signal"
-
-	"casemate.dev/internal/linux/netns"
 )
 
 // ignoreSignals subscribes to every signal and forgets what comes. PID 1 of a namespace is spared
@@ -15,5 +13,3 @@ func ignoreSignals() {
 	// Nobody reads: package signal drops what does not fit.
 	signal.Notify(make(chan os.Signal, 1))
 }
-
-func loopbackUp() error { return netns.LoopbackUp() }

@@ -6,15 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"runtime"
-	"slices"
 	"sync"
 	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
-	"casemate.dev/internal/isolation/walls"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/linux/landlock"
 	"casemate.dev/internal/linux/pidfd"
@@ -75,7 +71,7 @@ type Backend struct {
 	mu        sync.Mutex // guards the fields below
 	instances map[string]*Instance
 	names     map[string]bool // every guest that is made, waits or runs
-	wallCache map[wallKey]walls.Plan
+	wallCache map[wallKey]wallPlan
 }
 
 var _ isolation.Backend = (*Backend)(nil)
@@ -91,7 +87,7 @@ func New(cfg Config) (*Backend, error) {
 	}
 	cfg = withDefaults(cfg)
 	b := &Backend{
-		cfg: cfg, instances: map[string]*Instance{}, names: map[string]bool{}, wallCache: map[wallKey]walls.Plan{},
+		cfg: cfg, instances: map[string]*Instance{}, names: map[string]bool{}, wallCache: map[wallKey]wallPlan{},
 		env: guestEnv(), probes: probe.NewSet(), cpus: onlineCPUs(),
 	}
 	if err := b.open(); err != nil {
@@ -124,7 +120,7 @@ func guestEnv() []string {
 }
 
 func (b *Backend) open() (err error) {
-	if err := os.MkdirAll(filepath.Join(b.cfg.RunDir, "stage"), 0o711); err != nil {
+	if err := os.MkdirAll(b.cfg.RunDir, 0o700); err != nil {
 		return fmt.Errorf("make run directory: %w", err)
 	}
 	if b.boot, err = pidfd.BootID(); err != nil {
@@ -176,6 +172,9 @@ func (b *Backend) Close() error {
 	if b.ids != nil {
 		b.ids.close()
 	}
+	for _, w := range b.wallCache {
+		w.close()
+	}
 	if b.program != nil {
 		all = append(all, b.program.close())
 	}
@@ -223,38 +222,4 @@ func (b *Backend) instance(id string) *Instance {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.instances[id]
-}
-
-// wallKey is what the walls of an instance depend on.
-type wallKey struct {
-	profile   isolation.Profile
-	cpus      string
-	openFiles int
-	waived    bool
-}
-
-// walls returns the walls for a spec. Assembling the filter costs more than a start, and there are
-// few different ones.
-func (b *Backend) walls(s isolation.Spec, cpus []int) (walls.Plan, error) {
-	key := wallKey{s.Profile, cpuList(cpus), s.Limits.OpenFiles, slices.Contains(s.AllowMissing, walls.LayerLandlock)}
-	b.mu.Lock()
-	plan, ok := b.wallCache[key]
-	b.mu.Unlock()
-	if ok {
-		return plan, nil
-	}
-	host := walls.Host{Arch: runtime.GOARCH, LandlockABI: b.abi}
-	host.CloneIntoCgroup = b.groups != nil && b.groups.Version() == 2
-	plan, err := walls.ForProfile(s.Profile, host, walls.Options{
-		CPUs: cpus, OpenFiles: s.Limits.OpenFiles, AllowMissing: s.AllowMissing,
-	})
-	if err != nil {
-		return plan, err
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.wallCache) < 1024 {
-		b.wallCache[key] = plan
-	}
-	return plan, nil
 }

@@ -116,6 +116,11 @@ func (b *Backend) fork(g *guest) error {
 		return err
 	}
 	undo.Add(func() { _ = log.Close() })
+	dev, err := b.trees.dev()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dev.Close() }()
 
 	var flags uintptr
 	for _, f := range namespaces() {
@@ -126,9 +131,9 @@ func (b *Backend) fork(g *guest) error {
 	attr := &syscall.ProcAttr{
 		Dir: "/",
 		Env: b.env,
-		// In the order of guestwire.LaunchControlFD and LaunchListenFD. Descriptor 2 is a file in
-		// memory, not a pipe: it must go on when the server does not.
-		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd()},
+		// In the order of guestwire.LaunchControlFD, LaunchListenFD and LaunchDevFD. Descriptor 2 is a
+		// file in memory, not a pipe: it must go on when the server does not.
+		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd(), dev.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags: flags, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 			// The server's groups must not come along, nor its controlling terminal.

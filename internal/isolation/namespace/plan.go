@@ -71,19 +71,26 @@ type builder struct {
 	userNS *os.File // maps the range
 	launch guestwire.Launch
 	files  []*os.File
+	own    []*os.File // those of files that close closes
 }
 
 // add takes over a file and returns its index in the message.
 func (b *builder) add(f *os.File) int {
+	b.own = append(b.own, f)
+	return b.lend(f)
+}
+
+// lend is add for a file that stays the caller's.
+func (b *builder) lend(f *os.File) int {
 	b.files = append(b.files, f)
 	return len(b.files) - 1
 }
 
 func (b *builder) close() {
-	for _, f := range b.files {
+	for _, f := range b.own {
 		_ = f.Close()
 	}
-	b.files = nil
+	b.own, b.files = nil, nil
 }
 
 // root adds the root overlay, the binds and the workspaces.

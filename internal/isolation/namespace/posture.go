@@ -70,10 +70,10 @@ func observe(g *guest) (posture, error) {
 		}
 	}
 	p.first, p.count = g.first, rangeSize
-	// A process that is not dumpable shows as root's of the user namespace that its memory belongs
-	// to (task_dump_owner in fs/proc/base.c); this one's own root would be g.first.
+	// The files of a process that is not dumpable belong to root of the user namespace that its memory
+	// belongs to (task_dump_owner in fs/proc/base.c); the sandbox's own root would be g.first.
 	var st unix.Stat_t
-	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &st); err != nil {
+	if err := unix.Stat("/proc/"+strconv.Itoa(pid)+"/mem", &st); err != nil {
 		return p, fmt.Errorf("look at the guest: %w", err)
 	}
 	p.separated = st.Uid == 0

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -63,14 +62,14 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.ID, err)
 	}
-	i.setApplied(append(missing, wall.Missing...))
+	i.setApplied(append(missing, wall.missing...))
 	undo.Release()
 	b.run(i)
 	return i, nil
 }
 
 // launch turns a waiting guest into an instance.
-func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall walls.Plan, cpus []int) (*Instance, error) {
+func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, cpus []int) (*Instance, error) {
 	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
 
@@ -91,6 +90,9 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 		}
 		g.limits = limits
 	}
+	if err := b.failpoint("limited"); err != nil {
+		return nil, err
+	}
 	build := &builder{ctx: ctx, spec: s, first: g.first, userNS: g.userNS}
 	defer build.close()
 	if err := b.build(build, g, wall, cpus); err != nil {
@@ -103,6 +105,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err != nil {
 		return nil, b.explainLaunch(ctx, g, err)
 	}
+	b.cfg.Log.DebugContext(ctx, "launched", "sandbox", s.ID, "guest", g.name, "micros", reply.Micros)
 	if err := b.failpoint("launched"); err != nil {
 		return nil, err
 	}
@@ -110,6 +113,9 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 		if err := g.group.Settle(g.proc.PID()); err != nil {
 			return nil, err
 		}
+	}
+	if err := b.failpoint("settled"); err != nil {
+		return nil, err
 	}
 	applied, err := b.verify(s, g, wall, reply)
 	if err != nil {
@@ -122,14 +128,13 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 }
 
 // build fills in the launch.
-func (b *Backend) build(build *builder, g *guest, wall walls.Plan, cpus []int) error {
+func (b *Backend) build(build *builder, g *guest, wall wallPlan, cpus []int) error {
 	s := build.spec
 	build.launch = guestwire.Launch{
 		Profile:  string(s.Profile),
-		Stage:    filepath.Join(b.cfg.RunDir, "stage"),
 		Suid:     s.Profile == isolation.Standard,
 		ShmBytes: s.Limits.MemoryBytes / shmShare,
-		Walls:    wall.Walls,
+		Walls:    wall.walls,
 		Rlimits:  []guestwire.Rlimit{{Resource: unix.RLIMIT_CORE, Max: 0}},
 		Hostname: "sandbox",
 		Env:      s.Root.Env, User: s.Root.User, Dir: s.Root.Dir,
@@ -146,11 +151,9 @@ func (b *Backend) build(build *builder, g *guest, wall walls.Plan, cpus []int) e
 		return err
 	}
 	build.launch.Sys = build.add(sys)
-	dev, err := b.trees.dev()
-	if err != nil {
-		return err
+	for _, f := range wall.filters {
+		build.launch.Filters = append(build.launch.Filters, build.lend(f))
 	}
-	build.launch.Dev = build.add(dev)
 	if g.group == nil {
 		return nil
 	}
@@ -179,7 +182,7 @@ func (b *Backend) explainLaunch(ctx context.Context, g *guest, err error) error 
 
 // verify compares what the kernel says about the guest with what was asked for, and returns what is
 // really in place. Anything less than asked for is an error: nothing here is best effort.
-func (b *Backend) verify(s isolation.Spec, g *guest, wall walls.Plan, reply guestwire.LaunchReply) (isolation.Applied, error) {
+func (b *Backend) verify(s isolation.Spec, g *guest, wall wallPlan, reply guestwire.LaunchReply) (isolation.Applied, error) {
 	p, err := observe(g)
 	if err != nil {
 		return isolation.Applied{}, err
@@ -193,12 +196,12 @@ func (b *Backend) verify(s isolation.Spec, g *guest, wall walls.Plan, reply gues
 		err = errors.New("PID 1 is not separated from the sandbox")
 	case w.seccomp != seccompFilter || w.filters < 1:
 		err = fmt.Errorf("the processes' thread has seccomp mode %d with %d filters", w.seccomp, w.filters)
-	case w.noNewPrivs != wall.Walls.NoNewPrivs:
-		err = fmt.Errorf("the processes' thread has no_new_privs %v, not %v", w.noNewPrivs, wall.Walls.NoNewPrivs)
-	case w.bounding != capMask(wall.Walls.Capabilities):
-		err = fmt.Errorf("the processes' thread has the bounding set %x, not %x", w.bounding, capMask(wall.Walls.Capabilities))
-	case wall.Walls.Landlock != nil && reply.Walls.LandlockABI != wall.Walls.Landlock.ABI:
-		err = fmt.Errorf("the guest applied Landlock version %d, not %d", reply.Walls.LandlockABI, wall.Walls.Landlock.ABI)
+	case w.noNewPrivs != wall.walls.NoNewPrivs:
+		err = fmt.Errorf("the processes' thread has no_new_privs %v, not %v", w.noNewPrivs, wall.walls.NoNewPrivs)
+	case w.bounding != capMask(wall.walls.Capabilities):
+		err = fmt.Errorf("the processes' thread has the bounding set %x, not %x", w.bounding, capMask(wall.walls.Capabilities))
+	case wall.walls.Landlock != nil && reply.Walls.LandlockABI != wall.walls.Landlock.ABI:
+		err = fmt.Errorf("the guest applied Landlock version %d, not %d", reply.Walls.LandlockABI, wall.walls.Landlock.ABI)
 	}
 	if err != nil {
 		return isolation.Applied{}, err
@@ -209,7 +212,7 @@ func (b *Backend) verify(s isolation.Spec, g *guest, wall walls.Plan, reply gues
 	}
 	return isolation.Applied{
 		Backend: Name, Profile: s.Profile, HostUID: p.first, UIDCount: p.count, Namespaces: p.namespaces,
-		Capabilities: walls.CapabilityNames(s.Profile), NoNewPrivs: w.noNewPrivs, Seccomp: wall.Seccomp,
+		Capabilities: walls.CapabilityNames(s.Profile), NoNewPrivs: w.noNewPrivs, Seccomp: wall.seccomp,
 		LandlockABI: reply.Walls.LandlockABI, CgroupVersion: version, Limits: b.limitsApplied(s, g),
 		Disk: s.Root.Disk.Mechanism, Network: "none", GuestSeparated: p.separated,
 		Observed: observers(),

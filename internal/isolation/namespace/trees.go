@@ -137,7 +137,7 @@ func makeTree(r treeRequest) error {
 	}
 	// mode 755, not tmpfs's usual 1777: in a sticky directory that everybody may write to,
 	// "> /dev/null" fails (fs.protected_regular; HARDENING 8).
-	if err := unix.Mount(r.name, r.name, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
+	if err := unix.Mount("tmpfs", r.name, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
 		return err
 	}
 	if r.name == "dev" {

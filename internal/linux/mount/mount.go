@@ -102,6 +102,8 @@ func New(fstype string, set Attr, options ...Option) (*os.File, error) {
 		return nil, &os.PathError{Op: "fsopen", Path: fstype, Err: err}
 	}
 	defer unix.Close(fs)
+	// What /proc/mounts shows first; "none" otherwise.
+	options = append([]Option{{Key: "source", Value: fstype}}, options...)
 	for _, o := range options {
 		if o.Value == "" {
 			err = unix.FsconfigSetFlag(fs, o.Key)

@@ -1,0 +1,100 @@
+package namespace
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/walls"
+)
+
+// wallKey is what the expensive part of the walls depends on.
+type wallKey struct {
+	profile isolation.Profile
+	waived  bool
+}
+
+// wallPlan is a walls.Plan whose filters lie in files, ready to be passed.
+type wallPlan struct {
+	walls   guestwire.Walls // without the filters
+	filters []*os.File      // in the order of guestwire.Launch.Filters
+	seccomp string
+	missing []string
+}
+
+func (w wallPlan) close() {
+	for _, f := range w.filters {
+		_ = f.Close()
+	}
+}
+
+// walls returns the walls for a spec.
+func (b *Backend) walls(s isolation.Spec, cpus []int) (wallPlan, error) {
+	w, err := b.baseWalls(wallKey{s.Profile, slices.Contains(s.AllowMissing, walls.LayerLandlock)})
+	if err != nil {
+		return w, err
+	}
+	w.walls.CPUs = cpus
+	w.walls.Rlimits = append(slices.Clone(w.walls.Rlimits),
+		guestwire.Rlimit{Resource: unix.RLIMIT_NOFILE, Max: uint64(s.Limits.OpenFiles)})
+	return w, nil
+}
+
+// baseWalls returns what is the same for all instances of a kind: assembling the filters costs more
+// than a start.
+func (b *Backend) baseWalls(key wallKey) (wallPlan, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w, ok := b.wallCache[key]; ok {
+		return w, nil
+	}
+	host := walls.Host{Arch: runtime.GOARCH, LandlockABI: b.abi}
+	host.CloneIntoCgroup = b.groups != nil && b.groups.Version() == 2
+	var o walls.Options
+	if key.waived {
+		o.AllowMissing = []string{walls.LayerLandlock}
+	}
+	plan, err := walls.ForProfile(key.profile, host, o)
+	if err != nil {
+		return wallPlan{}, err
+	}
+	w := wallPlan{walls: plan.Walls, seccomp: plan.Seccomp, missing: plan.Missing}
+	for _, program := range [][]byte{plan.Walls.Seccomp, plan.Walls.SeccompExec} {
+		if len(program) == 0 {
+			break // the second comes only with the first
+		}
+		f, err := filterFile(program)
+		if err != nil {
+			w.close()
+			return wallPlan{}, err
+		}
+		w.filters = append(w.filters, f)
+	}
+	w.walls.Seccomp, w.walls.SeccompExec = nil, nil
+	b.wallCache[key] = w
+	return w, nil
+}
+
+// filterFile puts a filter into a sealed file in memory: guests share it, and none may change it for
+// the next.
+func filterFile(program []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("casemate-filter", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "casemate-filter")
+	if _, err = f.Write(program); err == nil {
+		const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("seal filter: %w", err)
+	}
+	return f, nil
+}
