@@ -27,7 +27,8 @@ type Attr struct {
 	Setsid bool
 	// Ctty is the child's descriptor that becomes its controlling terminal (needs Setsid); -1 for none.
 	Ctty int
-	// Scope is the process's own control group; the zero value leaves it in the payload's.
+	// Scope is the process's own control group. The zero value leaves the process where the forking
+	// thread is: in the groups that New joined (v1), or in the guest's own (v2).
 	Scope Scope
 }
 

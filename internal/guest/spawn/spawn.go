@@ -1,7 +1,7 @@
 // Package spawn starts every process of a sandbox, and is where the walls stand: one operating
 // system thread of the guest takes the control groups, the bounding set, no_new_privs, the Landlock
 // domain and the seccomp filter upon itself, and forks each process from there. PID 1's other threads
-// stay outside, above everything that runs inside (HARDENING 2).
+// stay outside, above everything that runs inside.
 //
 // What belongs here: putting walls on a thread, and forking from it. What does not: deciding the
 // walls (isolation/walls), waiting for children (package guest has the one reaper), output,

@@ -99,7 +99,7 @@ func denied() []row {
 func missing() []row {
 	return []row{
 		{"a second interface to every file and socket call, which a filter can't see into; libuv and others fall back", "io_uring_setup io_uring_enter io_uring_register"},
-		{"flags behind a pointer: it made user namespaces past a filter on clone (HARDENING 5); glibc falls back to clone", "clone3"},
+		{"flags behind a pointer: it made user namespaces past a filter on clone; glibc falls back to clone", "clone3"},
 		{"reads of the mount table by id; findmnt falls back to mountinfo, which is kept meaningless", "statmount listmount"},
 		{"memory that the host can't reclaim or see", "memfd_secret"},
 		{"acts on other processes' memory", "process_madvise process_mrelease"},
@@ -141,6 +141,6 @@ func table(p isolation.Profile, fork bool) filter.Table {
 func execTable() filter.Table {
 	return filter.Table{Default: seccomp.Allow, Entries: []filter.Entry{{
 		Call: "clone3", Otherwise: absent,
-		Reason: "only the forking thread may: its flags lie behind a pointer (HARDENING 5)",
+		Reason: "only the forking thread may: its flags lie behind a pointer",
 	}}}
 }

@@ -43,7 +43,7 @@ func conditional() []filter.Entry {
 			[]filter.Test{bits(0, newNamespaces, 0)}),
 		only("unshare", refused, "files and working directory of a thread, but no namespaces",
 			[]filter.Test{bits(0, newNamespaces|unix.CLONE_NEWTIME, 0)}),
-		only("prlimit64", refused, "own limits only: prlimit(1, NOFILE, 3) starved the guest (HARDENING 2)",
+		only("prlimit64", refused, "own limits only: prlimit(1, NOFILE, 3) starved the guest",
 			[]filter.Test{arg(0, 0)}),
 		only("sched_setscheduler", refused, "no realtime: it would keep other sandboxes off the processor",
 			[]filter.Test{bits(1, ^uint32(unix.SCHED_RESET_ON_FORK), unix.SCHED_NORMAL, unix.SCHED_BATCH, unix.SCHED_IDLE)}),
@@ -90,7 +90,7 @@ func sockets() []filter.Entry {
 		{
 			Call: "socket", Otherwise: family,
 			Reason: "Unix, TCP, UDP, ping and routing information; AF_VSOCK reached the hypervisor from an empty " +
-				"network namespace (HARDENING 5), raw and packet sockets forge, other families are attack surface",
+				"network namespace, raw and packet sockets forge, other families are attack surface",
 			Clauses: []filter.Clause{
 				when(seccomp.Allow, arg(0, unix.AF_UNIX)),
 				when(refused, inet, bits(1, kind, unix.SOCK_RAW, unix.SOCK_PACKET)),

@@ -107,7 +107,7 @@ func ForProfile(p isolation.Profile, h Host, o Options) (Plan, error) {
 }
 
 // Capabilities returns the bounding set of a profile. Locked has none. Standard has what installing
-// packages and running services as root takes (HARDENING 6); NET_ADMIN, NET_RAW, SYS_PTRACE,
+// packages and running services as root takes; NET_ADMIN, NET_RAW, SYS_PTRACE,
 // SYS_ADMIN and MKNOD are not among them.
 func Capabilities(p isolation.Profile) []uint8 {
 	if p != isolation.Standard {
