@@ -32,17 +32,23 @@ type Type string
 const (
 	SandboxCreated  Type = "sandbox.created"
 	SandboxStarted  Type = "sandbox.started"  // the isolation is up; facts hold Applied
-	SandboxClaimed  Type = "sandbox.claimed"  // identity given
+	SandboxClaimed  Type = "sandbox.claimed"  // identity given: it runs
 	SandboxUpdated  Type = "sandbox.updated"  // labels, lifetime, limits
+	SandboxPaused   Type = "sandbox.paused"   // every process is frozen
+	SandboxResumed  Type = "sandbox.resumed"  // they go on
 	SandboxAdopted  Type = "sandbox.adopted"  // taken up after a server restart
-	SandboxEnded    Type = "sandbox.ended"    // with the reason
+	SandboxStopping Type = "sandbox.stopping" // with the reason; from here on nothing can be used
+	SandboxEnded    Type = "sandbox.ended"    // with the reason; nothing is left
 	SandboxDegraded Type = "sandbox.degraded" // a limit is hit and the sandbox still works
 	ProcessStarted  Type = "process.started"
 	ProcessEnded    Type = "process.ended"
+	ProcessFailed   Type = "process.failed" // it could not be started
 	FileWritten     Type = "file.written"
 	FileRead        Type = "file.read"
 	FileRemoved     Type = "file.removed"
 	FileMoved       Type = "file.moved"
+	FileMode        Type = "file.mode"      // mode or owner changed
+	DirectoryMade   Type = "directory.made" // also where it was there already
 	PortDialed      Type = "port.dialed"
 	Conflict        Type = "conflict" // the guest's word and the kernel's differ
 	Gap             Type = "gap"      // something was not recorded; facts say what and why
@@ -93,6 +99,8 @@ type Recorder interface {
 	Post(e Event, with ...store.Write) Event
 	// Events returns sandbox's events with Seq > after, oldest first, at most limit (0: 1000).
 	Events(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error)
+	// Last returns the newest event of a type about a process, and whether there is one.
+	Last(ctx context.Context, sandbox string, t Type, process string) (Event, bool, error)
 	// Follow sends events of sandbox with Seq > after until ctx ends or send fails, and returns that
 	// error.
 	Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error

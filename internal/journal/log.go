@@ -241,15 +241,33 @@ func (l *Log) read(ctx context.Context, sandbox string, after uint64, limit int)
 	}
 	all := make([]Event, len(rows))
 	for i, r := range rows {
-		all[i] = Event{
-			Sandbox: r.Sandbox, Seq: r.Seq, Time: time.Unix(0, r.Time).UTC(),
-			Type: Type(r.Type), Actor: r.Actor, Process: r.Process,
-		}
-		if err := json.Unmarshal(r.Facts, &all[i].Facts); err != nil {
-			return nil, fmt.Errorf("decode event %s/%d: %w", r.Sandbox, r.Seq, err)
+		if all[i], err = ofRow(r); err != nil {
+			return nil, err
 		}
 	}
 	return all, nil
+}
+
+func ofRow(r store.Event) (Event, error) {
+	e := Event{
+		Sandbox: r.Sandbox, Seq: r.Seq, Time: time.Unix(0, r.Time).UTC(),
+		Type: Type(r.Type), Actor: r.Actor, Process: r.Process,
+	}
+	if err := json.Unmarshal(r.Facts, &e.Facts); err != nil {
+		return Event{}, fmt.Errorf("decode event %s/%d: %w", r.Sandbox, r.Seq, err)
+	}
+	return e, nil
+}
+
+// Last implements Recorder.
+func (l *Log) Last(ctx context.Context, sandbox string, t Type, process string) (Event, bool, error) {
+	_ = l.db.Flush() // as in Events
+	r, ok, err := l.db.LastEventOf(ctx, sandbox, string(t), process)
+	if err != nil || !ok {
+		return Event{}, false, err
+	}
+	e, err := ofRow(r)
+	return e, err == nil, err
 }
 
 // Follow implements Recorder. It is told of new events, and never polls.

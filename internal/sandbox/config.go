@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"casemate.dev/internal/clock"
@@ -70,18 +71,56 @@ type Roots interface {
 	Templates(ctx context.Context) ([]rootfs.Template, error)
 }
 
-// Defaults fill the zero fields of a Spec, and hold the layered timeouts. New fills its own zero
-// fields with the values in the comments.
+// Defaults fill the zero fields of a Spec, and hold the layered timeouts. Each timeout has its own
+// error, which names it. New fills zero fields with the values in the comments.
 type Defaults struct {
 	Template  string        // "host"
 	Isolation string        // "namespace"
 	Profile   Profile       // "": the first that the template allows
-	Limits    Limits        // 1 GiB, all cores but 0.2, 512 pids, 4096 open files, 2 GiB disk
-	Lifetime  time.Duration // 1 h
-	Connect   time.Duration // 5 s: reaching a guest
-	Execution time.Duration // 30 s: one-shot calls that name no timeout
-	Stop      time.Duration // 10 s: everything that ends a sandbox
+	Limits    Limits        // 1 GiB, all cores but 0.2, 512 pids, 4,096 open files, 2 GiB disk
+	Lifetime  time.Duration // 1 h; < 0: none
+	Connect   time.Duration // 5 s: a guest answers a call that it can answer at once
+	Execution time.Duration // 30 s: Execute without a timeout
+	Stop      time.Duration // 10 s: a caller waits for the end of a sandbox
 	Start     time.Duration // 60 s: a whole create
-	Retain    time.Duration // 24 h: how long idempotency keys are kept
-	Sync      bool          // flush to disk before an end is acknowledged
+	Retain    time.Duration // 24 h: idempotency keys are kept
+}
+
+func (d Defaults) filled() Defaults {
+	d.Template = or(d.Template, "host")
+	d.Isolation = or(d.Isolation, "namespace")
+	d.Limits = fillLimits(d.Limits, Limits{
+		MemoryBytes: 1 << 30,
+		CPUs:        max(float64(runtime.NumCPU())-0.2, 0.5),
+		Pids:        512,
+		OpenFiles:   4096,
+		DiskBytes:   2 << 30,
+	})
+	d.Lifetime = or(d.Lifetime, time.Hour)
+	d.Connect = or(d.Connect, 5*time.Second)
+	d.Execution = or(d.Execution, 30*time.Second)
+	d.Stop = or(d.Stop, 10*time.Second)
+	d.Start = or(d.Start, 60*time.Second)
+	d.Retain = or(d.Retain, 24*time.Hour)
+	return d
+}
+
+// fillLimits replaces the zero fields of l by those of other.
+func fillLimits(l, other Limits) Limits {
+	l.MemoryBytes = or(l.MemoryBytes, other.MemoryBytes)
+	l.CPUs = or(l.CPUs, other.CPUs)
+	l.Pids = or(l.Pids, other.Pids)
+	l.OpenFiles = or(l.OpenFiles, other.OpenFiles)
+	l.DiskBytes = or(l.DiskBytes, other.DiskBytes)
+	l.Inodes = or(l.Inodes, other.Inodes)
+	return l
+}
+
+// or returns v, or other where v is zero.
+func or[T comparable](v, other T) T {
+	var zero T
+	if v == zero {
+		return other
+	}
+	return v
 }

@@ -110,6 +110,15 @@ type RunSink interface {
 	Started(p Process) error
 }
 
+// RunOptions go with Run and Execute.
+type RunOptions struct {
+	IdempotencyKey string
+	// Input is written to standard input, which is then closed. nil: ProcessSpec.Stdin decides.
+	Input []byte
+	// Hold makes the process wait for this reader rather than drop output.
+	Hold bool
+}
+
 // Result is what Execute returns.
 type Result struct {
 	Process Process

@@ -34,8 +34,25 @@ WHERE sandbox = ? AND seq > ? ORDER BY seq LIMIT ?`
 
 // EventsAfter returns at most limit events of a sandbox with a counter above after, in order.
 func (db *DB) EventsAfter(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error) {
+	return db.events(ctx, eventsAfter, sandbox, int64(after), limit)
+}
+
+const lastEventOf = `SELECT sandbox, seq, time, type, actor, process, facts FROM events
+WHERE sandbox = ? AND type = ? AND process = ? ORDER BY seq DESC LIMIT 1`
+
+// LastEventOf returns the newest event of a type about a process, and whether there is one. It reads
+// the sandbox's events from the newest on until it finds it.
+func (db *DB) LastEventOf(ctx context.Context, sandbox, typ, process string) (Event, bool, error) {
+	all, err := db.events(ctx, lastEventOf, sandbox, typ, process)
+	if err != nil || len(all) == 0 {
+		return Event{}, false, err
+	}
+	return all[0], true, nil
+}
+
+func (db *DB) events(ctx context.Context, query string, args ...any) ([]Event, error) {
 	var all []Event
-	err := db.each(ctx, eventsAfter, []any{sandbox, int64(after), limit}, func(r scanner) error {
+	err := db.each(ctx, query, args, func(r scanner) error {
 		var e Event
 		var seq int64
 		err := r.Scan(&e.Sandbox, &seq, &e.Time, &e.Type, &e.Actor, &e.Process, &e.Facts)

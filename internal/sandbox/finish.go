@@ -1,0 +1,237 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/store"
+)
+
+// watch waits for a process's end in the background. A second call has no effect.
+func (m *Manager) watch(pr *proc) {
+	pr.box.mu.Lock()
+	skip := pr.watched || pr.finishing
+	pr.watched = true
+	pr.box.mu.Unlock()
+	if !skip {
+		m.background(func() { m.await(pr) })
+	}
+}
+
+// await asks the guest for the end until it is told. A connection that breaks is opened again; a
+// guest that is gone ends with its sandbox, and that records the end.
+func (m *Manager) await(pr *proc) {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		info, err := pr.box.guest.Wait(m.ctx, pr.id)
+		switch {
+		case err == nil && info.End != guestwire.EndNone:
+			m.finish(pr, info)
+			return
+		case errs.Is(err, errs.NotFound):
+			m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndLost})
+			return
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-pr.ended:
+			t.Stop()
+			return
+		case <-m.ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+// endedFacts are the facts of process.ended: the guest's.
+type endedFacts struct {
+	End      End    `json:"end"`
+	Code     *int   `json:"code,omitempty"` // only where it was seen
+	Signal   int    `json:"signal,omitempty"`
+	Error    string `json:"error,omitempty"`
+	Bytes    int64  `json:"bytes"`
+	Dropped  int64  `json:"dropped,omitempty"`
+	UserMS   int64  `json:"user_ms"`
+	SystemMS int64  `json:"system_ms"`
+	MaxRSS   int64  `json:"max_rss,omitempty"`
+	Leftover int    `json:"leftover,omitempty"`
+}
+
+// serverEndFacts are the server's facts of process.ended.
+type serverEndFacts struct {
+	DurationMS int64 `json:"duration_ms"`
+	// End is set where it was the server, not the guest, who knew: sandbox_stopped, lost, oom_killed.
+	End End `json:"end,omitempty"`
+}
+
+// kernelEndFacts are the kernel's facts of process.ended.
+type kernelEndFacts struct {
+	OOMKills int64 `json:"oom_kills"` // in the sandbox since it was last looked
+}
+
+// finish records the end of a process and returns the process with it. It happens once; others who
+// call it wait for that. No answer tells of the end before it is recorded.
+func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
+	b := pr.box
+	b.mu.Lock()
+	if pr.finishing {
+		b.mu.Unlock()
+		<-pr.ended
+		return pr.snapshot()
+	}
+	pr.finishing = true
+	p := pr.info
+	b.mu.Unlock()
+
+	pr.answered() // it is not yet where its sandbox ended while it started
+	info.End = believed(info)
+	kills, read := m.oomKills(b, info)
+	fill(&p, info)
+	p.EndedAt = wall(m.clock.Now())
+	p.OOMKills = kills
+	server := serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds()}
+	if kills > 0 && p.End == EndSignaled && p.Signal == 9 {
+		p.End = EndOOMKilled
+	}
+	if p.End != info.End || p.End == EndSandboxStopped || p.End == EndProcessLost {
+		server.End = p.End
+	}
+	e := event(journal.ProcessEnded, pr.actor, server)
+	e.Sandbox, e.Process = b.id, pr.id
+	if server.End != EndSandboxStopped && server.End != EndProcessLost {
+		e = e.With(journal.Guest, guestFacts(info))
+	}
+	if read {
+		e = e.With(journal.Kernel, kernelEndFacts{OOMKills: kills})
+	}
+	m.recordEnd(e, p)
+	b.mu.Lock()
+	pr.info = p
+	m.retireLocked(b, pr)
+	b.mu.Unlock()
+	close(pr.ended)
+	return p
+}
+
+// believed returns the end that the guest may tell of. A guest sees no out-of-memory kill, only a
+// signal, and words that it does not have are none of its.
+func believed(i guestwire.ProcessInfo) End {
+	switch i.End {
+	case EndExited, EndSignaled, EndTimedOut, EndCanceled, EndFailed, EndSandboxStopped, EndProcessLost:
+		return i.End
+	case EndOOMKilled:
+		return EndSignaled
+	}
+	return EndProcessLost
+}
+
+// recordEnd records the event at once. The row follows: after a crash it is made from the event.
+func (m *Manager) recordEnd(e journal.Event, p Process) {
+	if _, err := m.journal.Record(m.ctx, e); err != nil {
+		m.log.Error("cannot record the end of a process", "sandbox", p.SandboxID, "process", p.ID, "error", err)
+	}
+	row, err := processRow(p)
+	if err != nil {
+		m.log.Error("cannot record a process", "sandbox", p.SandboxID, "process", p.ID, "error", err)
+		return
+	}
+	m.db.Later(store.PutProcess(row))
+}
+
+func guestFacts(i guestwire.ProcessInfo) endedFacts {
+	f := endedFacts{
+		End: i.End, Signal: i.Signal, Error: cut(i.Error), Bytes: i.Bytes, Dropped: i.Dropped,
+		UserMS: i.UserMS, SystemMS: i.SystemMS, MaxRSS: i.MaxRSS, Leftover: i.Leftover,
+	}
+	if i.End == guestwire.EndExited {
+		f.Code = &i.Code
+	}
+	return f
+}
+
+// fill takes what the guest says of a process into p, whose times are the server's.
+func fill(p *Process, i guestwire.ProcessInfo) {
+	p.End, p.Signal, p.Error = i.End, i.Signal, cut(i.Error)
+	if i.End == guestwire.EndExited {
+		p.Code = i.Code
+	}
+	p.Bytes, p.Dropped = i.Bytes, i.Dropped
+	p.UserTime = time.Duration(i.UserMS) * time.Millisecond
+	p.SystemTime = time.Duration(i.SystemMS) * time.Millisecond
+	p.MaxRSS, p.Leftover = i.MaxRSS, i.Leftover
+}
+
+// oomSample is how old the kernel's count may be.
+const oomSample = time.Second
+
+// oomKills returns how many out-of-memory kills the kernel has counted since it was last asked, and
+// whether it was asked. Asking costs as much as starting a process, so only an end that may be one
+// is worth it; others ask afterwards, now and then, so that an old kill is not taken for a new one.
+func (m *Manager) oomKills(b *box, info guestwire.ProcessInfo) (int64, bool) {
+	suspect := info.Signal == 9 || info.End == guestwire.EndExited && info.Code == 128+9
+	if !suspect {
+		return 0, false
+	}
+	return m.readOOM(b)
+}
+
+func (m *Manager) readOOM(b *box) (int64, bool) {
+	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	defer cancel()
+	u, err := b.inst.Usage(ctx)
+	if err != nil {
+		return 0, false // the instance is gone or going
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	kills := max(u.OOMKills-b.oomSeen, 0)
+	b.oomSeen, b.oomRead = max(u.OOMKills, b.oomSeen), m.clock.Now()
+	return kills, true
+}
+
+// retireLocked moves a process to those that have ended, and lets go of its scope, which takes
+// longer than anybody should wait, in the background.
+func (m *Manager) retireLocked(b *box, pr *proc) {
+	b.recent = append(b.recent, pr.id)
+	var old []*proc
+	for len(b.recent) > keepEnded {
+		if o := b.procs[b.recent[0]]; o != nil {
+			old = append(old, o)
+		}
+		delete(b.procs, b.recent[0])
+		b.recent = b.recent[1:]
+	}
+	sample := m.clock.Now().Sub(b.oomRead) > oomSample && (b.sb.State == Running || b.sb.State == Paused)
+	if pr.info.Leftover == 0 {
+		old = append(old, pr)
+	}
+	if sample {
+		b.oomRead = m.clock.Now()
+	}
+	m.background(func() {
+		for _, o := range old {
+			o.letGo()
+		}
+		if sample {
+			m.readOOM(b)
+		}
+	})
+}
+
+// letGo closes the scope of an ended process if nothing lives in it. What lives on, say a server
+// that a shell left behind, keeps its scope until the sandbox ends.
+func (pr *proc) letGo() {
+	pr.box.mu.Lock()
+	scope := pr.scope
+	pr.box.mu.Unlock()
+	if scope == nil {
+		return
+	}
+	if empty, err := scope.Empty(); err == nil && empty {
+		pr.closeScope()
+	}
+}

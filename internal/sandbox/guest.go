@@ -1,0 +1,62 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+)
+
+// guest is what the Manager asks of a sandbox's guest; guestwire.Client implements it.
+type guest interface {
+	Claim(ctx context.Context, r guestwire.Claim) error
+	Start(ctx context.Context, r guestwire.StartProcess, files []*os.File) (guestwire.ProcessInfo, error)
+	Run(ctx context.Context, r guestwire.RunProcess, files []*os.File) (guestwire.ProcessInfo, *guestwire.OutputStream, error)
+	Output(ctx context.Context, r guestwire.OutputRequest) (*guestwire.OutputStream, error)
+	Input(ctx context.Context, r guestwire.InputRequest, in io.Reader) (guestwire.InputReply, error)
+	Signal(ctx context.Context, r guestwire.SignalRequest) error
+	Resize(ctx context.Context, r guestwire.ResizeRequest) error
+	Get(ctx context.Context, id string) (guestwire.ProcessInfo, error)
+	Wait(ctx context.Context, id string) (guestwire.ProcessInfo, error)
+	List(ctx context.Context) ([]guestwire.ProcessInfo, error)
+	Stat(ctx context.Context, r guestwire.PathRequest) (guestwire.FileInfo, error)
+	ListDir(ctx context.Context, r guestwire.ListRequest) (*guestwire.EventStream[guestwire.FileInfo], error)
+	Read(ctx context.Context, r guestwire.ReadRequest) (guestwire.FileInfo, io.ReadCloser, error)
+	Write(ctx context.Context, r guestwire.WriteRequest, in io.Reader) (guestwire.FileInfo, error)
+	MakeDir(ctx context.Context, r guestwire.MakeDirRequest) (guestwire.FileInfo, error)
+	Move(ctx context.Context, r guestwire.MoveRequest) (guestwire.FileInfo, error)
+	Remove(ctx context.Context, r guestwire.RemoveRequest) error
+	Chmod(ctx context.Context, r guestwire.ChmodRequest) (guestwire.FileInfo, error)
+	Watch(ctx context.Context, r guestwire.WatchRequest) (*guestwire.EventStream[guestwire.WatchEvent], error)
+	DialPort(ctx context.Context, r guestwire.DialRequest) (net.Conn, error)
+	Listenings(ctx context.Context) ([]int, error)
+}
+
+var _ guest = (*guestwire.Client)(nil)
+
+// prompt bounds a call that a guest in good order answers at once.
+func (m *Manager) prompt(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, m.cfg.Defaults.Connect, errs.New(errs.DeadlineExceeded,
+		"the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect))
+}
+
+// cause puts the reason why ctx ended in the place of a bare deadline or cancellation.
+func cause(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// refusal reports whether the guest itself said no, so that it is known that nothing happened.
+func refusal(err error) bool {
+	switch errs.KindOf(err) {
+	case errs.Unavailable, errs.DeadlineExceeded, errs.Canceled, errs.Internal:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,139 @@
+package sandbox
+
+import (
+	"context"
+	"net"
+	"slices"
+	"sync"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/journal"
+)
+
+// alive finds a sandbox that runs or is paused, without counting as activity.
+func (m *Manager) alive(ctx context.Context, p Principal, ref string) (*box, error) {
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	if b == nil {
+		return nil, &TransitionError{ID: stopped.ID, From: stopped.State}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sb.State != Running && b.sb.State != Paused {
+		return nil, &TransitionError{ID: b.id, From: b.sb.State}
+	}
+	return b, nil
+}
+
+// Usage reads the kernel's accounting.
+func (m *Manager) Usage(ctx context.Context, p Principal, ref string) (Usage, error) {
+	b, err := m.alive(ctx, p, ref)
+	if err != nil {
+		return Usage{}, err
+	}
+	return b.inst.Usage(ctx)
+}
+
+// Changes tells which files differ from the template, or with workspace, the target of one, from
+// that workspace's source.
+func (m *Manager) Changes(ctx context.Context, p Principal, ref, workspace string) ([]Change, error) {
+	b, err := m.alive(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	plan, spaces := b.body.Plan, b.sb.Spec.Workspaces
+	b.mu.Unlock()
+	if workspace != "" && !slices.ContainsFunc(spaces, func(w Workspace) bool { return w.Target == workspace }) {
+		return nil, errs.New(errs.NotFound, "sandbox %s has no workspace at %s", b.id, quote(workspace)).
+			WithHint("casemate inspect shows its workspaces")
+	}
+	return m.cfg.Roots.Changes(ctx, b.id, plan, workspace)
+}
+
+// Events returns a sandbox's events with a counter greater than after, oldest first, at most limit
+// (0: 1000). Those of stopped sandboxes are kept.
+func (m *Manager) Events(ctx context.Context, p Principal, ref string, after uint64, limit int) ([]journal.Event, error) {
+	sandboxID, err := m.known(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	return m.journal.Events(ctx, sandboxID, after, limit)
+}
+
+// FollowEvents sends a sandbox's events from after on until ctx ends or send fails.
+func (m *Manager) FollowEvents(ctx context.Context, p Principal, ref string, after uint64, send func(journal.Event) error) error {
+	sandboxID, err := m.known(ctx, p, ref)
+	if err != nil {
+		return err
+	}
+	return m.journal.Follow(ctx, sandboxID, after, send)
+}
+
+// known returns the whole id of a sandbox, alive or not.
+func (m *Manager) known(ctx context.Context, p Principal, ref string) (string, error) {
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil || b == nil {
+		return stopped.ID, err
+	}
+	return b.id, nil
+}
+
+// DialPort connects to a TCP port inside a sandbox. The caller closes the connection, which counts
+// as activity while it is open. Unavailable: nothing listens there.
+func (m *Manager) DialPort(ctx context.Context, p Principal, ref string, port int) (net.Conn, error) {
+	if port < 1 || port > 65535 {
+		return nil, invalid("port %d does not exist", port).WithHint("use 1 to 65535")
+	}
+	b, err := m.use(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	dctx, cancel := m.prompt(ctx)
+	defer cancel()
+	conn, err := b.guest.DialPort(dctx, guestwire.DialRequest{Network: "tcp", Port: port})
+	if err != nil {
+		m.done(b)
+		return nil, cause(dctx, err)
+	}
+	e := event(journal.PortDialed, p.ID, map[string]int{"port": port})
+	e.Sandbox = b.id
+	m.journal.Post(e)
+	return &portConn{Conn: conn, closed: func() { m.done(b) }}, nil
+}
+
+// portConn tells when it is closed.
+type portConn struct {
+	net.Conn
+	once   sync.Once
+	closed func()
+}
+
+// Close implements net.Conn.
+func (c *portConn) Close() error {
+	c.once.Do(c.closed)
+	return c.Conn.Close()
+}
+
+// CloseWrite ends the sending half, where the connection can.
+func (c *portConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errs.New(errs.Unsupported, "this connection can't be closed by halves")
+}
+
+// Ports returns the TCP ports that something inside listens on, in order.
+func (m *Manager) Ports(ctx context.Context, p Principal, ref string) ([]int, error) {
+	b, err := m.alive(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := m.prompt(ctx)
+	defer cancel()
+	ports, err := b.guest.Listenings(ctx)
+	return ports, cause(ctx, err)
+}

@@ -1,0 +1,393 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/store"
+)
+
+// RecoverReport tells what Recover did.
+type RecoverReport struct {
+	Adopted   []string // sandboxes taken up again
+	Lost      []string // sandboxes found dead, or that never came to run
+	Processes int      // running processes followed again
+	Removed   []string // leftovers, one line each
+	Took      time.Duration
+}
+
+// recovery is a report in the making.
+type recovery struct {
+	// mu guards the field below.
+	mu     sync.Mutex
+	report RecoverReport
+}
+
+// adopters is how many sandboxes are looked at side by side; each mostly waits for its guest.
+const adopters = 16
+
+// Recover takes up what an earlier server left, whenever and however it ended. Sandboxes that run
+// are adopted: their processes went on, and what they printed is there. The others are recorded as
+// lost. Everything that belongs to none is removed: instances, writable layers. Timers are set
+// again; a sandbox whose time is over ends. It must be called once, before any other method.
+func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
+	began := m.clock.Now()
+	rows, err := m.db.LiveSandboxes(ctx)
+	if err != nil {
+		return RecoverReport{}, fmt.Errorf("read sandboxes: %w", err)
+	}
+	r := &recovery{}
+	var g errgroup.Group
+	g.SetLimit(adopters)
+	for _, row := range rows {
+		g.Go(func() error {
+			if err := m.recoverOne(ctx, row, r); err != nil {
+				return fmt.Errorf("recover sandbox %s: %w", row.ID, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return r.report, err
+	}
+	m.joinFamilies()
+	report := r.report
+	report.Removed = m.sweep(ctx)
+	m.purgeKeys()
+	slices.Sort(report.Adopted)
+	slices.Sort(report.Lost)
+	report.Took = m.clock.Now().Sub(began)
+	return report, nil
+}
+
+func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery) error {
+	s, kept, err := ofRow(row)
+	if err != nil {
+		return err
+	}
+	b := newBox(s)
+	b.body = kept
+	if s.State == Starting {
+		// Nobody was told of it. If its instance came to be, Sweep removes it.
+		return m.lost(ctx, b, r, ending{EndStartFailed, "the server ended while it started"})
+	}
+	why := ending{EndLost, "it did not run any more when the server started"}
+	if s.State == Stopping {
+		why = ending{s.EndReason, s.EndDetail}
+	}
+	inst, err := m.adopt(ctx, b)
+	if err != nil {
+		if !errs.Is(err, errs.NotFound) {
+			m.log.Warn("cannot adopt a sandbox", "sandbox", b.id, "error", err)
+			why.detail = "it could not be taken up when the server started"
+		}
+		return m.lost(ctx, b, r, why)
+	}
+	b.inst, b.guest = inst, guestwire.NewClient(inst.Dial)
+	b.backend = m.cfg.Backends[s.Spec.Isolation]
+	close(b.ready)
+	if s.State == Stopping {
+		m.take(b)
+		if err := m.closeProcesses(ctx, b.id, EndSandboxStopped); err != nil {
+			return err
+		}
+		m.background(func() { m.finishEnd(b, journal.Pending{}) })
+		return nil
+	}
+	n, err := m.takeUp(ctx, b)
+	if err != nil {
+		m.log.Warn("cannot take up a sandbox", "sandbox", b.id, "error", err)
+		m.destroyQuietly(ctx, inst)
+		return m.lost(ctx, b, r, ending{EndLost, "its guest did not answer when the server started"})
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Adopted = append(r.report.Adopted, b.id)
+	r.report.Processes += n
+	return nil
+}
+
+func (m *Manager) adopt(ctx context.Context, b *box) (isolation.Instance, error) {
+	backend := m.cfg.Backends[b.sb.Spec.Isolation]
+	if backend == nil || len(b.body.Record) == 0 {
+		return nil, errs.New(errs.NotFound, "no backend %s", b.sb.Spec.Isolation)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Defaults.Stop)
+	defer cancel()
+	return backend.Adopt(ctx, b.body.Record)
+}
+
+// take lists a sandbox that an earlier server made: no limit applies.
+func (m *Manager) take(b *box) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.live[b.id] = b
+	m.owned[b.owner]++
+}
+
+// takeUp makes an adopted instance a box again, and returns how many processes run in it.
+func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
+	// The kernel may disagree with the state where the server was killed between the two.
+	agree := b.inst.Thaw
+	if b.sb.State == Paused {
+		agree = b.inst.Freeze
+	}
+	if err := agree(ctx); err != nil {
+		return 0, err
+	}
+	lctx, cancel := m.prompt(ctx)
+	infos, err := b.guest.List(lctx)
+	cancel()
+	if err != nil {
+		return 0, err
+	}
+	m.readOOM(b) // where counting begins
+	m.take(b)
+	running, err := m.takeUpProcesses(ctx, b, infos)
+	if err != nil {
+		m.forget(b)
+		return 0, err
+	}
+	b.mu.Lock()
+	b.sb.LastActive = wall(m.clock.Now()) // how long nobody could use it does not count
+	adopted := m.saveLocked(b, event(journal.SandboxAdopted, "", map[string]any{"state": b.sb.State, "processes": len(running)}))
+	m.armLocked(b)
+	b.mu.Unlock()
+	if _, err := adopted.Wait(); err != nil {
+		m.log.Error("cannot record that a sandbox was adopted", "sandbox", b.id, "error", err)
+	}
+	for _, pr := range running {
+		m.watch(pr)
+	}
+	m.background(func() { m.follow(b) })
+	return len(running), nil
+}
+
+// takeUpProcesses compares what the guest says with what the store holds: what ended meanwhile is
+// recorded, and what the guest does not know any more is lost. It returns those that run.
+func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire.ProcessInfo) ([]*proc, error) {
+	rows, err := m.db.OpenProcesses(ctx, b.id)
+	if err != nil {
+		return nil, err
+	}
+	open := make(map[string]Process, len(rows))
+	for _, row := range rows {
+		if open[row.ID], err = ofProcessRow(row); err != nil {
+			return nil, err
+		}
+	}
+	var running []*proc
+	for _, info := range infos {
+		known, isOpen := open[info.ID]
+		delete(open, info.ID)
+		pr := m.restore(ctx, b, info, known, isOpen)
+		switch {
+		case pr == nil:
+		case info.End == guestwire.EndNone:
+			running = append(running, pr)
+		case isOpen || pr.info.End == EndNone:
+			m.finishOnce(ctx, pr, info)
+		}
+	}
+	for _, p := range open {
+		pr := newRestored(b, p)
+		b.mu.Lock()
+		b.procs[p.ID] = pr
+		b.mu.Unlock()
+		m.finishOnce(ctx, pr, guestwire.ProcessInfo{ID: p.ID, End: guestwire.EndLost})
+	}
+	return running, nil
+}
+
+func newRestored(b *box, p Process) *proc {
+	pr := &proc{id: p.ID, box: b, started: make(chan struct{}), ended: make(chan struct{}), info: p}
+	pr.answered()
+	return pr
+}
+
+// restore makes the entry of a process that the guest knows. It returns nil for an old one that
+// needs none.
+func (m *Manager) restore(ctx context.Context, b *box, info guestwire.ProcessInfo, known Process, isOpen bool) *proc {
+	if !processID(info.ID) {
+		return nil // none of ours: a guest that was taken over says strange things
+	}
+	if !isOpen {
+		row, ok, err := m.db.GetProcess(ctx, b.id, info.ID)
+		if err == nil && ok {
+			known, err = ofProcessRow(row)
+		}
+		if err != nil || !ok {
+			known = m.unrecorded(b, info)
+		}
+	}
+	pr := newRestored(b, known)
+	if scope, err := b.inst.OpenScope(info.ID); err == nil {
+		pr.scope = scope
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.procs[info.ID] = pr
+	if known.End != EndNone {
+		pr.finishing = true
+		close(pr.ended)
+		m.retireLocked(b, pr)
+	}
+	return pr
+}
+
+// unrecorded records a process whose start the earlier server had no time to record.
+func (m *Manager) unrecorded(b *box, info guestwire.ProcessInfo) Process {
+	argv, _ := recordable(info.Argv)
+	p := Process{
+		ID: info.ID, SandboxID: b.id, Argv: argv, Dir: cut(info.Dir), User: cut(info.User),
+		PID: info.PID, TTY: info.TTY, StartedAt: time.Unix(0, info.Started).UTC(),
+	}
+	e := event(journal.ProcessStarted, "", map[string]bool{"found": true}).
+		With(journal.Guest, startFacts{PID: info.PID, Dir: p.Dir, User: p.User, Argv: argv})
+	e.Sandbox, e.Process = b.id, info.ID
+	var with []store.Write
+	if row, err := processRow(p); err == nil {
+		with = append(with, store.AddProcess(row))
+	}
+	m.journal.Post(e, with...)
+	return p
+}
+
+// finishOnce records an end, unless the event of it is there and only the row was late.
+func (m *Manager) finishOnce(ctx context.Context, pr *proc, info guestwire.ProcessInfo) {
+	e, ok, err := m.journal.Last(ctx, pr.box.id, journal.ProcessEnded, pr.id)
+	if err != nil || !ok {
+		m.finish(pr, info)
+		return
+	}
+	p := pr.snapshot()
+	fromEvent(&p, e)
+	if row, err := processRow(p); err == nil {
+		m.db.Later(store.PutProcess(row))
+	}
+	b := pr.box
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	pr.info, pr.finishing = p, true
+	close(pr.ended)
+	m.retireLocked(b, pr)
+}
+
+// fromEvent takes the end of a process from the event that recorded it.
+func fromEvent(p *Process, e journal.Event) {
+	var g endedFacts
+	var s serverEndFacts
+	var k kernelEndFacts
+	for o, into := range map[journal.Observer]any{journal.Guest: &g, journal.Server: &s, journal.Kernel: &k} {
+		_ = json.Unmarshal(e.Facts[o], into) // absent, or of an older shape: then it stays zero
+	}
+	info := guestwire.ProcessInfo{
+		End: or(s.End, g.End), Signal: g.Signal, Error: g.Error, Bytes: g.Bytes, Dropped: g.Dropped,
+		UserMS: g.UserMS, SystemMS: g.SystemMS, MaxRSS: g.MaxRSS, Leftover: g.Leftover,
+	}
+	if g.Code != nil {
+		info.Code = *g.Code
+	}
+	fill(p, info)
+	p.EndedAt, p.OOMKills = wall(e.Time), k.OOMKills
+}
+
+// lost records that a sandbox is gone.
+func (m *Manager) lost(ctx context.Context, b *box, r *RecoverReport, why ending) error {
+	if err := m.closeProcesses(ctx, b.id, EndProcessLost); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.sb.EndReason, b.sb.EndDetail, b.sb.EndedAt = why.reason, why.detail, wall(m.clock.Now())
+	ended := m.becomeLocked(b, Stopped, event(journal.SandboxEnded, "", endFacts{Reason: why.reason, Detail: why.detail}))
+	b.mu.Unlock()
+	if _, err := ended.Wait(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Lost = append(r.report.Lost, b.id)
+	return nil
+}
+
+// closeProcesses records the end of every open process of a sandbox that is gone.
+func (m *Manager) closeProcesses(ctx context.Context, sandboxID string, end End) error {
+	rows, err := m.db.OpenProcesses(ctx, sandboxID)
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		p, err := ofProcessRow(row)
+		if err != nil {
+			return err
+		}
+		e, ok, err := m.journal.Last(ctx, sandboxID, journal.ProcessEnded, p.ID)
+		if err != nil {
+			return err
+		}
+		if ok {
+			fromEvent(&p, e)
+			if row, err = processRow(p); err == nil {
+				m.db.Later(store.PutProcess(row))
+			}
+			continue
+		}
+		p.End, p.EndedAt = end, wall(m.clock.Now())
+		e = event(journal.ProcessEnded, "", serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds(), End: end})
+		e.Sandbox, e.Process = sandboxID, p.ID
+		m.recordEnd(e, p)
+	}
+	return nil
+}
+
+// joinFamilies ties children to their parents again; those whose parent is gone end.
+func (m *Manager) joinFamilies() {
+	for _, b := range m.boxes() {
+		if b.parent == "" {
+			continue
+		}
+		parent, alive := m.find(b.parent), false
+		if parent != nil {
+			parent.mu.Lock()
+			if alive = parent.sb.State == Running || parent.sb.State == Paused; alive {
+				parent.children[b.id] = b
+			}
+			parent.mu.Unlock()
+		}
+		if !alive {
+			m.beginEnd(b, EndParent, "sandbox "+b.parent+" ended")
+		}
+	}
+}
+
+// sweep removes what belongs to no sandbox, and returns it. What can't be removed is no reason not
+// to start.
+func (m *Manager) sweep(ctx context.Context) []string {
+	keep := make(map[string]bool)
+	for _, b := range m.boxes() {
+		keep[b.id] = true
+	}
+	var all []string
+	for name, backend := range m.cfg.Backends {
+		removed, err := backend.Sweep(ctx, keep)
+		if err != nil {
+			m.log.Warn("cannot remove all leftovers", "isolation", name, "error", err)
+		}
+		all = append(all, removed...)
+	}
+	removed, err := m.cfg.Roots.Sweep(ctx, keep)
+	if err != nil {
+		m.log.Warn("cannot remove all leftover files", "error", err)
+	}
+	return append(all, removed...)
+}

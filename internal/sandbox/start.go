@@ -1,0 +1,354 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/store"
+)
+
+// proc is one process of a box that is alive, or one of the last that ended.
+type proc struct {
+	id    string
+	box   *box
+	actor string
+
+	// started is closed once the start is answered; failed then says whether it was refused.
+	started chan struct{}
+	answer  sync.Once
+	failed  error
+	// ended is closed once its end is recorded.
+	ended chan struct{}
+
+	// What follows is guarded by box.mu.
+	info      Process
+	scope     isolation.Scope // nil once closed
+	finishing bool            // somebody records the end
+	watched   bool            // a watcher waits for the end
+}
+
+// answered says that the start is answered. Idempotent.
+func (pr *proc) answered() { pr.answer.Do(func() { close(pr.started) }) }
+
+func (pr *proc) snapshot() Process {
+	pr.box.mu.Lock()
+	defer pr.box.mu.Unlock()
+	return pr.info
+}
+
+// keepEnded is how many ended processes of a sandbox are kept in memory; older ones are read from
+// the store. The guest keeps the output of about as many.
+const keepEnded = 256
+
+// StartProcess starts a process and returns once the guest has it; its end is recorded whether
+// anybody waits or not. Starting an id that exists attaches to that process. Kinds: InvalidArgument,
+// NotFound (sandbox, program, directory, user), PermissionDenied, FailedPrecondition (the sandbox is
+// paused or stopped), ResourceExhausted, Conflict (idempotency key), Unavailable (the guest was lost;
+// whether the process started is found out and recorded).
+func (m *Manager) StartProcess(ctx context.Context, p Principal, ref string, s ProcessSpec, key string) (Process, error) {
+	b, err := m.useFor(ctx, p, ref, &s, key)
+	if err != nil {
+		return Process{}, err
+	}
+	defer m.done(b)
+	if key == "" {
+		return m.startProcess(ctx, p, b, s)
+	}
+	processID, err := m.startOnce(ctx, p, b, s, nil, key, func(ctx context.Context, s ProcessSpec, w ...store.Write) error {
+		_, err := m.startProcess(ctx, p, b, s, w...)
+		return err
+	})
+	if err != nil {
+		return Process{}, err
+	}
+	return m.process(ctx, b.id, processID)
+}
+
+// useFor checks a process spec and the sandbox that it is for.
+func (m *Manager) useFor(ctx context.Context, p Principal, ref string, s *ProcessSpec, key string) (*box, error) {
+	var c checker
+	if err := c.process(s); err != nil {
+		return nil, err
+	}
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	return m.use(ctx, p, ref)
+}
+
+// startOnce runs start once for its key and returns the process's id.
+func (m *Manager) startOnce(ctx context.Context, p Principal, b *box, s ProcessSpec, input []byte, key string,
+	start func(context.Context, ProcessSpec, ...store.Write) error,
+) (string, error) {
+	asked := []any{s, input}
+	s.ID = or(s.ID, id.New(id.Process))
+	return m.once.do(ctx, m, request{
+		principal: p.ID, scope: "process:" + b.id, key: key, body: asked,
+		stale: func(ctx context.Context, answer string) (bool, error) {
+			_, err := m.process(ctx, b.id, answer)
+			if errs.Is(err, errs.NotFound) {
+				return true, nil
+			}
+			return false, err
+		},
+		run: func(ctx context.Context, remember func(string) store.Write) (string, error) {
+			return s.ID, start(ctx, s, remember(s.ID))
+		},
+	})
+}
+
+func (m *Manager) startProcess(ctx context.Context, p Principal, b *box, s ProcessSpec, with ...store.Write) (Process, error) {
+	pr, fresh, err := m.admit(ctx, p, b, &s)
+	if err != nil {
+		return Process{}, err
+	}
+	if !fresh {
+		return pr.attached(ctx)
+	}
+	// The start does not depend on the caller's staying: a start of which nobody knows whether it
+	// happened is worse than one that was not needed.
+	sctx, cancel := m.prompt(context.WithoutCancel(ctx))
+	defer cancel()
+	info, err := b.guest.Start(sctx, m.startRequest(pr, s), pr.scope.Files())
+	if err != nil {
+		return Process{}, m.notStarted(pr, s, cause(sctx, err))
+	}
+	out := m.began(pr, s, info, with...)
+	m.watch(pr)
+	return out, nil
+}
+
+// admit makes the entry of a process, or finds the one of that id; fresh tells which.
+func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec) (pr *proc, fresh bool, err error) {
+	chosen := s.ID != ""
+	s.ID = or(s.ID, id.New(id.Process))
+	if chosen {
+		// One that is kept only in the store has ended, and its output is gone: it can't be attached to.
+		if known, err := m.process(ctx, b.id, s.ID); err == nil && b.proc(s.ID) == nil {
+			return nil, false, errs.New(errs.AlreadyExists, "process %s has been: it ended at %s", s.ID,
+				known.EndedAt.Format(time.RFC3339)).WithHint("choose another id")
+		}
+	}
+	pr = &proc{
+		id: s.ID, box: b, actor: p.ID,
+		started: make(chan struct{}), ended: make(chan struct{}),
+		info: Process{ID: s.ID, SandboxID: b.id, Argv: slices.Clone(s.Argv), TTY: s.TTY},
+	}
+	b.mu.Lock()
+	if other := b.procs[s.ID]; other != nil {
+		b.mu.Unlock()
+		return other, false, nil
+	}
+	if b.sb.State != Running {
+		defer b.mu.Unlock()
+		return nil, false, &TransitionError{ID: b.id, From: b.sb.State}
+	}
+	b.procs[s.ID] = pr
+	b.mu.Unlock()
+	scope, err := b.inst.NewScope(ctx, s.ID)
+	if err != nil {
+		return nil, false, m.notStarted(pr, *s, errs.Wrap(err, errs.KindOf(err), "cannot make the process's control group"))
+	}
+	b.mu.Lock()
+	pr.scope = scope
+	b.mu.Unlock()
+	return pr, true, nil
+}
+
+func (b *box) proc(processID string) *proc {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.procs[processID]
+}
+
+// attached returns the process that another start has begun.
+func (pr *proc) attached(ctx context.Context) (Process, error) {
+	select {
+	case <-pr.started:
+	case <-ctx.Done():
+		return Process{}, ctx.Err()
+	}
+	if pr.failed != nil {
+		return Process{}, pr.failed
+	}
+	out := pr.snapshot()
+	out.Attached = true
+	return out, nil
+}
+
+func (m *Manager) startRequest(pr *proc, s ProcessSpec) guestwire.StartProcess {
+	r := guestwire.StartProcess{
+		ID: pr.id, Argv: s.Argv, Env: s.Env, Dir: s.Dir, User: s.User,
+		TTY: s.TTY, Rows: s.Rows, Cols: s.Cols,
+		TimeoutMS: s.Timeout.Milliseconds(), GraceMS: s.Grace.Milliseconds(),
+		Buffer: s.Buffer, Hold: s.Hold, Scope: pr.scope.Layout(),
+	}
+	if s.Stdin {
+		r.Stdin = guestwire.StdinPipe
+	}
+	return r
+}
+
+// startFacts are the guest's facts of process.started and process.failed, and the server's.
+type startFacts struct {
+	PID       int      `json:"pid,omitempty"`
+	Dir       string   `json:"dir,omitempty"`
+	User      string   `json:"user,omitempty"`
+	Argv      []string `json:"argv,omitempty"`
+	Cut       bool     `json:"cut,omitempty"` // argv is longer than what is recorded
+	Env       []string `json:"env,omitempty"` // names
+	TTY       bool     `json:"tty,omitempty"`
+	TimeoutMS int64    `json:"timeout_ms,omitempty"`
+	Error     string   `json:"error,omitempty"`
+}
+
+// maxRecorded bounds the arguments that an event carries.
+const maxRecorded = 16 << 10
+
+func askedFacts(s ProcessSpec) startFacts {
+	f := startFacts{
+		Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(),
+	}
+	f.Argv, f.Cut = recordable(s.Argv)
+	return f
+}
+
+// recordable cuts arguments to what an event, and a row of the store, may hold of them.
+func recordable(argv []string) (out []string, short bool) {
+	size := 0
+	for i, a := range argv {
+		if size += len(a) + 1; size > maxRecorded {
+			keep := len(a) - (size - maxRecorded)
+			return append(slices.Clone(argv[:i]), a[:max(keep, 0)]), true
+		}
+	}
+	return argv, false
+}
+
+// began takes note of a process that the guest has started, and records it without waiting.
+func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) Process {
+	b := pr.box
+	e := event(journal.ProcessStarted, pr.actor, askedFacts(s)).
+		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
+	e.Sandbox, e.Process = b.id, pr.id
+	b.mu.Lock()
+	pr.info.PID, pr.info.Dir, pr.info.User = info.PID, cut(info.Dir), cut(info.User)
+	pr.info.StartedAt = wall(m.clock.Now())
+	out, late := pr.info, pr.finishing
+	b.mu.Unlock()
+	if late { // its sandbox ended meanwhile, and its end is recorded already
+		pr.answered()
+		return out
+	}
+	row, err := processRow(out)
+	if err == nil {
+		with = append(with, store.AddProcess(row))
+	} else {
+		m.log.Error("cannot record a process", "sandbox", b.id, "process", pr.id, "error", err)
+	}
+	m.journal.Post(e, with...)
+	pr.answered()
+	return out
+}
+
+// notStarted takes back a start that the guest refused, and returns what the caller is told. Where
+// the guest was lost meanwhile, it is found out in the background whether the process started.
+func (m *Manager) notStarted(pr *proc, s ProcessSpec, err error) error {
+	if pr.scope != nil && !refusal(err) {
+		if m.background(func() { m.settle(pr, s) }) {
+			return err
+		}
+	}
+	b := pr.box
+	b.mu.Lock()
+	late := pr.finishing
+	pr.finishing = true
+	if !late {
+		delete(b.procs, pr.id)
+		pr.failed = err
+	}
+	b.mu.Unlock()
+	pr.answered()
+	if late { // its sandbox ended meanwhile, and its end is recorded already
+		return err
+	}
+	facts := askedFacts(s)
+	facts.Error, _ = errs.PublicText(err)
+	e := event(journal.ProcessFailed, pr.actor, facts)
+	e.Sandbox, e.Process = b.id, pr.id
+	m.journal.Post(e)
+	close(pr.ended)
+	pr.closeScope()
+	return err
+}
+
+// settle asks the guest what became of a start whose answer was lost.
+func (m *Manager) settle(pr *proc, s ProcessSpec) {
+	ctx, cancel := m.prompt(m.ctx)
+	info, err := pr.box.guest.Get(ctx, pr.id)
+	cancel()
+	if err == nil {
+		m.began(pr, s, info)
+		m.watch(pr)
+		return
+	}
+	if errs.Is(err, errs.NotFound) {
+		err = errs.New(errs.NotFound, "the process was not started")
+	} else {
+		// Neither yes nor no: end what may be in the scope, so that no process runs unknown.
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
+		err = errors.Join(err, pr.scope.Kill(kctx))
+		cancel()
+		err = errs.Wrap(err, errs.FailedPrecondition, "the guest was lost while the process started")
+	}
+	_ = m.notStarted(pr, s, err)
+}
+
+func (pr *proc) closeScope() {
+	pr.box.mu.Lock()
+	scope := pr.scope
+	pr.scope = nil
+	pr.box.mu.Unlock()
+	if scope != nil {
+		_ = scope.Close() // what is left of it goes with the sandbox
+	}
+}
+
+// cut bounds text that the guest sent.
+func cut(s string) string {
+	if len(s) > maxPath {
+		return s[:maxPath]
+	}
+	return s
+}
+
+func processRow(p Process) (store.Process, error) {
+	p.Argv, _ = recordable(p.Argv)
+	p.Attached = false
+	text, err := json.Marshal(p)
+	if err != nil {
+		return store.Process{}, fmt.Errorf("encode process %s: %w", p.ID, err)
+	}
+	return store.Process{
+		Sandbox: p.SandboxID, ID: p.ID, Started: nanos(p.StartedAt), Ended: nanos(p.EndedAt), Body: text,
+	}, nil
+}
+
+func ofProcessRow(r store.Process) (Process, error) {
+	var p Process
+	if err := json.Unmarshal(r.Body, &p); err != nil {
+		return Process{}, fmt.Errorf("decode process %s: %w", r.ID, err)
+	}
+	return p, nil
+}

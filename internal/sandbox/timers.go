@@ -1,0 +1,74 @@
+package sandbox
+
+import "time"
+
+// A sandbox ends by itself in two ways.
+//
+// Its lifetime runs from its start, or from the last update of it, whether it is used, paused or not.
+//
+// Its idle limit runs from its last activity. Activity is a call that uses the sandbox: starting,
+// running, feeding, signalling or waiting for a process, reading or following output, file calls,
+// connections to ports, resume, and updates. Such a call counts from its begin to its end, so that
+// a followed output, a watched directory or an open connection keeps the sandbox. A process that
+// merely runs does not, nor does looking at a sandbox (get, list, usage, changes, events). While a
+// sandbox is paused its idle limit rests.
+
+// armLocked sets the timers anew. Preconditions: the state is Running or Paused.
+func (m *Manager) armLocked(b *box) {
+	b.stopTimersLocked()
+	now := m.clock.Now()
+	if !b.sb.ExpiresAt.IsZero() {
+		b.lifetime = m.clock.AfterFunc(max(b.sb.ExpiresAt.Sub(wall(now)), 0), func() { m.lifetimeFired(b) })
+	}
+	if b.sb.Spec.Idle > 0 && b.sb.State == Running {
+		b.idle = m.clock.AfterFunc(b.idleLeftLocked(now), func() { m.idleFired(b) })
+	}
+}
+
+func (b *box) stopTimersLocked() {
+	// A callback that has begun already finds out for itself that it is late.
+	if b.lifetime != nil {
+		b.lifetime.Stop()
+		b.lifetime = nil
+	}
+	if b.idle != nil {
+		b.idle.Stop()
+		b.idle = nil
+	}
+}
+
+// idleLeftLocked returns how long the sandbox may stay unused from now on.
+func (b *box) idleLeftLocked(now time.Time) time.Duration {
+	if b.inUse > 0 {
+		return b.sb.Spec.Idle
+	}
+	return max(b.sb.LastActive.Add(b.sb.Spec.Idle).Sub(wall(now)), 0)
+}
+
+// lifetimeFired ends the sandbox, unless it was renewed. Renewal and expiry decide under the same
+// lock, so that a sandbox whose renewal was acknowledged has a timer, and one without a timer ends.
+func (m *Manager) lifetimeFired(b *box) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sb.State != Running && b.sb.State != Paused || b.sb.ExpiresAt.IsZero() {
+		return
+	}
+	if wall(m.clock.Now()).Before(b.sb.ExpiresAt) {
+		m.armLocked(b)
+		return
+	}
+	m.beginEndLocked(b, EndLifetime, "its lifetime of "+b.sb.Spec.Lifetime.String()+" ran out")
+}
+
+func (m *Manager) idleFired(b *box) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sb.State != Running || b.sb.Spec.Idle <= 0 {
+		return
+	}
+	if b.idleLeftLocked(m.clock.Now()) > 0 {
+		m.armLocked(b)
+		return
+	}
+	m.beginEndLocked(b, EndIdle, "nobody used it for "+b.sb.Spec.Idle.String())
+}
