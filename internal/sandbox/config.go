@@ -84,6 +84,9 @@ type Defaults struct {
 	Stop      time.Duration // 10 s: a caller waits for the end of a sandbox
 	Start     time.Duration // 60 s: a whole create
 	Retain    time.Duration // 24 h: idempotency keys are kept
+	// Sync flushes what is waited for to disk before it is acknowledged. Whoever opens the journal
+	// passes it on (journal.Options.Strict).
+	Sync bool
 }
 
 func (d Defaults) filled() Defaults {

@@ -303,7 +303,7 @@ func fromEvent(p *Process, e journal.Event) {
 }
 
 // lost records that a sandbox is gone.
-func (m *Manager) lost(ctx context.Context, b *box, r *RecoverReport, why ending) error {
+func (m *Manager) lost(ctx context.Context, b *box, r *recovery, why ending) error {
 	if err := m.closeProcesses(ctx, b.id, EndProcessLost); err != nil {
 		return err
 	}

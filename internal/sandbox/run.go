@@ -34,7 +34,7 @@ func (m *Manager) Run(ctx context.Context, p Principal, ref string, s ProcessSpe
 		return Process{}, err
 	}
 	if !fresh {
-		return m.follow1(ctx, pr, o, sink)
+		return m.followOther(ctx, pr, o, sink)
 	}
 	return m.run(ctx, pr, s, o, sink)
 }
@@ -95,8 +95,8 @@ func (m *Manager) feed(pr *proc, input []byte) {
 	_, _ = pr.box.guest.Input(ctx, guestwire.InputRequest{ID: pr.id, Offset: 0, Close: true}, bytes.NewReader(input))
 }
 
-// follow1 follows a process that another call started.
-func (m *Manager) follow1(ctx context.Context, pr *proc, o RunOptions, sink RunSink) (Process, error) {
+// followOther follows a process that another call started.
+func (m *Manager) followOther(ctx context.Context, pr *proc, o RunOptions, sink RunSink) (Process, error) {
 	started, err := pr.attached(ctx)
 	if err != nil {
 		return Process{}, err
@@ -126,7 +126,7 @@ func (m *Manager) runWithKey(ctx context.Context, p Principal, b *box, s Process
 	if err != nil {
 		return Process{}, err
 	}
-	return m.follow1(ctx, pr, o, sink)
+	return m.followOther(ctx, pr, o, sink)
 }
 
 // Execute starts a process, waits for its end and returns its output, of which the middle is left
