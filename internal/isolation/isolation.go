@@ -120,7 +120,8 @@ type Scope interface {
 	// never a directory. They stay owned by the Scope.
 	Files() []*os.File
 	// Layout names the files' roles: "tasks" (v1, write), "procs" (v1, read), "freezer" (v1, write),
-	// "kill" (v2, write), "dir" (v2, a detached mount of the one group).
+	// "kill" (v2, write), "dir" (v2, a detached mount of the one group). "procs" must be opened anew
+	// for every look, by /proc/self/fd/N: v1 caches the list per open file for a second.
 	Layout() []string
 	// Empty reports whether no process is left in the scope.
 	Empty() (bool, error)

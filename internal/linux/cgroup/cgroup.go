@@ -191,8 +191,8 @@ func (g *Group) ID() string { return g.id }
 
 // InGuest calls start so that the process it forks is born in the guest's groups. start gets the
 // descriptor of the group's directory for SysProcAttr.CgroupFD (UseCgroupFD) on v2, and -1 on v1,
-// where it runs on a locked thread that sits in the groups and ends afterwards. So start must fork
-// on the goroutine it is called on, and must not use Pdeathsig, which would fire when the thread ends.
+// where it runs on another goroutine, locked to a thread that sits in the groups meanwhile. So start
+// must fork on the goroutine it is called on, do little else, and not use Pdeathsig.
 func (g *Group) InGuest(start func(dirFD int) error) error { return g.driver.inGuest(start) }
 
 // AddGuest moves a running process, with all its threads, into the guest's groups. InGuest is the

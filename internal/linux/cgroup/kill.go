@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -9,12 +10,13 @@ import (
 // signalAll sends SIGKILL to every process that list shows, and returns how many there were. A pid
 // may be reused between being listed and being signalled, so each is pinned by a pidfd first, and
 // signalled only if a second listing still shows it: what the pidfd pins was then alive after the
-// first listing, and either is the process of the second one or dead.
+// first listing, and either is the process of the second one or dead. Our own process is never hit.
 func signalAll(list func() ([]int, error)) (int, error) {
 	first, err := list()
 	if err != nil || len(first) == 0 {
 		return 0, err
 	}
+	self := os.Getpid()
 	pinned := make(map[int]int, len(first))
 	defer func() {
 		for _, fd := range pinned {
@@ -22,7 +24,7 @@ func signalAll(list func() ([]int, error)) (int, error) {
 		}
 	}()
 	for _, pid := range first {
-		if _, dup := pinned[pid]; dup {
+		if _, dup := pinned[pid]; dup || pid == self {
 			continue
 		}
 		fd, err := unix.PidfdOpen(pid, 0)

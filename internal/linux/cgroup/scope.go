@@ -36,6 +36,11 @@ func (s *Scope) Files() []*os.File { return s.files }
 // reader's pid namespace sees them) and "freezer" (write-only; takes FROZEN and THAWED). On v2 "kill"
 // (write-only; takes 1) and "dir" (a detached mount of this one group, for CLONE_INTO_CGROUP; its
 // ".." is itself).
+//
+// Beware of "procs": the kernel caches the list per open file for a second after each read
+// (cgroup_pidlist_start), so reading the same descriptor again shows the old processes. Open it anew
+// for every look, by /proc/self/fd/N. A frozen process dies only when thawed, and one that was
+// signalled needs a moment to die before the next FROZEN: leave a growing pause between rounds.
 func (s *Scope) Layout() []string { return s.layout }
 
 // Empty reports whether no live process is left in the scope.

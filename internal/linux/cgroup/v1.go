@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -19,7 +20,9 @@ type v1 struct {
 	name string // casemate-<serverid>
 	base map[string]int
 	// dirs holds an open directory per controller; co-mounted controllers share one.
-	dirs  map[string]int
+	dirs map[string]int
+	// home is the "tasks" file, per controller, of the group that the server itself is in.
+	home  map[string]*os.File
 	lacks []string
 
 	closeOnce sync.Once
@@ -28,7 +31,7 @@ type v1 struct {
 func rootName(serverID string) string { return "casemate-" + serverID }
 
 func openV1(serverID string, m mounts, own map[string]string) (*v1, error) {
-	v := &v1{name: rootName(serverID), base: map[string]int{}, dirs: map[string]int{}}
+	v := &v1{name: rootName(serverID), base: map[string]int{}, dirs: map[string]int{}, home: map[string]*os.File{}}
 	byMount := map[string]string{} // mount point to the controller opened first
 	var firstErr error
 	for _, c := range v1Controllers {
@@ -45,6 +48,9 @@ func openV1(serverID string, m mounts, own map[string]string) (*v1, error) {
 			firstErr = errors.Join(firstErr, err)
 			v.lacks = append(v.lacks, c)
 			continue
+		}
+		if home, err := openFile(unix.AT_FDCWD, filepath.Join(point, own[c], "tasks"), unix.O_WRONLY); err == nil {
+			v.home[c] = home // without it InGuest lets its thread end
 		}
 		byMount[point] = c
 	}
@@ -216,6 +222,9 @@ func (v *v1) removeRoot() error {
 
 func (v *v1) close() error {
 	v.closeOnce.Do(func() {
+		for _, f := range v.home {
+			_ = f.Close()
+		}
 		seen := map[int]bool{}
 		for _, fds := range []map[string]int{v.dirs, v.base} {
 			for _, fd := range fds {

@@ -144,32 +144,47 @@ func (g *v1Group) guestGroups() []at {
 	return all
 }
 
-// inGuest forks on a thread that has moved itself into the guest's groups and ends afterwards.
+// inGuest forks on a thread that moves itself into the guest's groups for that moment.
 func (g *v1Group) inGuest(start func(dirFD int) error) error {
 	done := make(chan error, 1)
-	go g.startInGuest(start, done)
+	go func() {
+		runtime.LockOSThread()
+		err := g.join()
+		if err == nil {
+			err = start(-1)
+		}
+		// The thread must be out before anyone kills or freezes the groups, or the server would hit
+		// itself. One that can't be moved home ends: a locked goroutine takes its thread along.
+		if herr := g.leave(); herr != nil {
+			err = errors.Join(err, herr)
+		} else {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
 	return <-done
 }
 
-func (g *v1Group) startInGuest(start func(dirFD int) error, done chan<- error) {
-	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() {
-		// The main thread can't end: Go would park it in the groups for ever. While it is locked
-		// here another goroutine runs elsewhere.
-		inner := make(chan error, 1)
-		go g.startInGuest(start, inner)
-		done <- <-inner
-		runtime.UnlockOSThread()
-		return
-	}
-	// Never unlocked: the thread ends with this goroutine, and leaves the groups with that.
+// join moves the calling thread into the guest's groups.
+func (g *v1Group) join() error {
 	for _, a := range g.guestGroups() {
 		if err := write(a.fd, a.path+"/tasks", "0"); err != nil {
-			done <- err
-			return
+			return err
 		}
 	}
-	done <- start(-1)
+	return nil
+}
+
+// leave moves the calling thread back to where the server is.
+func (g *v1Group) leave() error {
+	var all []error
+	for c := range g.v.dirs {
+		if home, ok := g.v.home[c]; ok {
+			_, err := home.WriteString("0")
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
 }
 
 // settle moves pid where it is not in place already.
