@@ -28,6 +28,7 @@ type stage struct {
 
 // guestMain is PID 1: it builds a little root, puts up the walls, and runs the script.
 func guestMain() {
+	runtime.LockOSThread() // still on the main thread; see below
 	signal.Notify(make(chan os.Signal, 1)) // as the real guest: handlers for everything
 	var s script
 	must(json.NewDecoder(os.Stdin).Decode(&s))
@@ -59,7 +60,12 @@ func guestMain() {
 			st.scope.Files = append(st.scope.Files, f)
 		}
 	}
+	// With one processor, and this goroutine on the main thread, the next goroutine to run gets the main
+	// thread: the spawner's, which must not take it.
+	processors := runtime.GOMAXPROCS(1)
+	runtime.UnlockOSThread()
 	st.sp, err = spawn.New(s.Walls, join)
+	runtime.GOMAXPROCS(processors)
 	if err != nil {
 		st.report.Error = err.Error()
 	} else {
