@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,7 +90,7 @@ func (f *feed) keepAlive() error {
 
 // item sends v, a JSON object that carries its type. id is the place to resume at, or "".
 func (f *feed) item(kind, id string, v any) error {
-	body, err := json.Marshal(v)
+	body, err := encode(v)
 	if err != nil {
 		return err
 	}
@@ -112,7 +113,18 @@ func (f *feed) item(kind, id string, v any) error {
 	})
 }
 
-// end closes the feed. An error that comes before anything was sent is left to the caller, to answer
+// encode is json.Marshal that leaves <, > and & as they are: output is full of them.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'}), nil
+}
+
+// endFeed closes the feed. An error that comes before anything was sent is left to the caller, to answer
 // with its own status; a later one is the last item.
 func (a *API) endFeed(ctx context.Context, f *feed, what string, err error) error {
 	f.beat.stop()

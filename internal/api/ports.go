@@ -56,13 +56,20 @@ func parsePortPath(escaped string) (portPath, bool) {
 	return portPath{sandbox: name, port: int(port), rest: rest}, true
 }
 
+// portManager is what the proxy needs of the Manager.
+type portManager interface {
+	Get(ctx context.Context, p sandbox.Principal, id string) (sandbox.Sandbox, error)
+	DialPort(ctx context.Context, p sandbox.Principal, id string, port int) (net.Conn, error)
+}
+
 // portProxy passes requests on to ports inside sandboxes. What it forwards is written by code that
 // nobody trusts, and so is what comes back: no credential goes in, and nothing that could act in the
 // name of the server's origin comes out.
 type portProxy struct {
-	api   *API
-	proxy *httputil.ReverseProxy
-	tr    *http.Transport
+	api    *API
+	inside portManager
+	proxy  *httputil.ReverseProxy
+	tr     *http.Transport
 }
 
 // portTarget travels with a request from serve to the proxy's hooks.
@@ -83,7 +90,7 @@ func targetOf(ctx context.Context) *portTarget {
 }
 
 func newPortProxy(a *API) *portProxy {
-	p := &portProxy{api: a}
+	p := &portProxy{api: a, inside: a.cfg.Manager}
 	p.tr = &http.Transport{
 		DialContext:           p.dial,
 		MaxIdleConnsPerHost:   16,
@@ -114,7 +121,7 @@ func (p *portProxy) serve(w http.ResponseWriter, r *http.Request, path portPath)
 		return
 	}
 	c := callerOf(r.Context())
-	sb, err := a.cfg.Manager.Get(r.Context(), c.principal, path.sandbox)
+	sb, err := p.inside.Get(r.Context(), c.principal, path.sandbox)
 	if err != nil {
 		a.writeError(w, r, err)
 		return
@@ -152,7 +159,7 @@ func (p *portProxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if t == nil {
 		return nil, errors.New("dial without a target")
 	}
-	return p.api.cfg.Manager.DialPort(ctx, t.principal, t.id, t.port)
+	return p.inside.DialPort(ctx, t.principal, t.id, t.port)
 }
 
 // rewrite shapes the request that goes into the sandbox.
@@ -261,7 +268,7 @@ func refused(e *errs.Error) bool {
 
 // tunnel turns the connection into the port's bytes.
 func (p *portProxy) tunnel(w http.ResponseWriter, r *http.Request, t *portTarget) error {
-	inside, err := p.api.cfg.Manager.DialPort(r.Context(), t.principal, t.id, t.port)
+	inside, err := p.inside.DialPort(r.Context(), t.principal, t.id, t.port)
 	if err != nil {
 		return err
 	}

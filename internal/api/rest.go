@@ -2,9 +2,11 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 
+	"connectrpc.com/connect"
 	"connectrpc.com/vanguard"
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -89,7 +91,9 @@ func (a *API) newREST() (http.Handler, error) {
 			mux.ServeHTTP(w, r)
 			return
 		}
-		schema.ServeHTTP(&restWriter{ResponseWriter: w}, r)
+		rw := &restWriter{ResponseWriter: w}
+		schema.ServeHTTP(rw, r)
+		rw.finish("")
 	}), nil
 }
 
@@ -138,48 +142,68 @@ func (c restCodec) MarshalAppend(base []byte, m proto.Message) ([]byte, error) {
 	return append(append(base, body...), '\n'), err
 }
 
+// Unmarshal implements vanguard.Codec. A body that can't be read is the caller's fault, which Vanguard
+// would take for the server's.
+func (c restCodec) Unmarshal(b []byte, m proto.Message) error {
+	if err := c.JSONCodec.Unmarshal(b, m); err != nil {
+		return connect.NewError(connect.CodeInvalidArgument, errors.New("the request's body is not the JSON that is wanted: "+err.Error()))
+	}
+	return nil
+}
+
 // restWriter gives errors the status of our own table, and text errors of Vanguard's the JSON shape.
 type restWriter struct {
 	http.ResponseWriter
-	swallow bool // the body is replaced
+	status int // of a text error that still is to be written; 0: none
 }
 
 // WriteHeader implements http.ResponseWriter.
 func (w *restWriter) WriteHeader(code int) {
-	if code < http.StatusBadRequest {
-		w.ResponseWriter.WriteHeader(code)
-		return
-	}
 	h := w.Header()
-	if kind, ok := errs.FromCode(h.Get(headerKind)); ok && strings.HasPrefix(h.Get("Content-Type"), "application/json") {
-		if kind == errs.Unauthenticated {
-			h.Set("WWW-Authenticate", `Bearer realm="casemate"`)
+	switch {
+	case code < http.StatusBadRequest:
+	case !strings.HasPrefix(h.Get("Content-Type"), "application/json"):
+		w.status = code
+		return
+	default:
+		if kind, ok := errs.FromCode(h.Get(headerKind)); ok {
+			code = kind.Map().HTTP
+			if kind == errs.Unauthenticated {
+				h.Set("WWW-Authenticate", `Bearer realm="casemate"`)
+			}
 		}
-		w.ResponseWriter.WriteHeader(kind.Map().HTTP)
-		return
 	}
-	if strings.HasPrefix(h.Get("Content-Type"), "application/json") {
-		w.ResponseWriter.WriteHeader(code)
-		return
-	}
-	w.swallow = true
-	kind := errs.InvalidArgument
-	switch code {
-	case http.StatusNotFound:
-		kind = errs.NotFound
-	case http.StatusInternalServerError:
-		kind = errs.Internal
-	}
-	problem{Code: kind.String(), Message: strings.ToLower(http.StatusText(code)), Hint: "docs/api.md lists the paths and their methods", kind: kind}.
-		write(w.ResponseWriter, code)
+	w.ResponseWriter.WriteHeader(code)
 }
 
 // Write implements http.ResponseWriter.
 func (w *restWriter) Write(b []byte) (int, error) {
-	if w.swallow {
-		return len(b), nil
+	if w.status == 0 {
+		return w.ResponseWriter.Write(b)
 	}
-	return w.ResponseWriter.Write(b)
+	w.finish(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// finish writes a text error as JSON, unless that is done. text may be empty.
+func (w *restWriter) finish(text string) {
+	if w.status == 0 {
+		return
+	}
+	kind := errs.InvalidArgument
+	switch w.status {
+	case http.StatusNotFound:
+		kind = errs.NotFound
+	case http.StatusInternalServerError:
+		kind, text = errs.Internal, ""
+	}
+	if text == "" {
+		text = strings.ToLower(http.StatusText(w.status))
+	}
+	text = strings.TrimPrefix(text, connect.CodeInvalidArgument.String()+": ")
+	problem{Code: kind.String(), Message: text, Hint: "docs/api.md lists the paths and their methods", kind: kind}.
+		write(w.ResponseWriter, w.status)
+	w.status = 0
 }
 
 // Unwrap lets http.ResponseController through.

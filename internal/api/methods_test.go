@@ -1,0 +1,270 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
+)
+
+// step is one call of a method, in JSON. ${box} is the sandbox; ${key} a key to revoke.
+type step struct {
+	method string // without the package
+	rest   string // "VERB path" or "" for streams
+	body   string // all fields, as the RPC takes them
+	want   string // a piece of the answer, white space aside
+}
+
+// steps calls every method of the schema once, in an order that makes sense on one sandbox.
+func steps() []step {
+	return []step{
+		{"SystemService/GetVersion", "GET /v1/version", `{}`, `"version":"v-test"`},
+		{"SystemService/GetHost", "GET /v1/host", `{}`, `"name":"fake"`},
+		{"SystemService/ListTemplates", "GET /v1/templates", `{}`, `"name":"host"`},
+		{"SystemService/BuildTemplate", "", `{"name":"base"}`, `"template":{"name":"base"`},
+		{"SystemService/CreateKey", "POST /v1/keys", `{"name":"made"}`, `"secret":"csm_`},
+		{"SystemService/ListKeys", "GET /v1/keys", `{}`, `"name":"made"`},
+		{"SystemService/RevokeKey", "DELETE /v1/keys/${key}", `{"key":"${key}"}`, `"revokedAt":"`},
+		{"SandboxService/CreateSandbox", "POST /v1/sandboxes", `{"labels":{"made":"here"}}`, `"state":"running"`},
+		{"SandboxService/GetSandbox", "GET /v1/sandboxes/${box}", `{"sandbox":"${box}"}`, `"id":"${box}"`},
+		{"SandboxService/ListSandboxes", "GET /v1/sandboxes?label=made=here", `{"label":["made=here"]}`, `"made":"here"`},
+		{"SandboxService/UpdateSandbox", "PATCH /v1/sandboxes/${box}", `{"sandbox":"${box}","labels":{"labels":{"a":"b"}}}`, `"a":"b"`},
+		{"SandboxService/GetUsage", "GET /v1/sandboxes/${box}/usage", `{"sandbox":"${box}"}`, `{`},
+		{"SandboxService/ListChanges", "GET /v1/sandboxes/${box}/changes", `{"sandbox":"${box}"}`, `"op":"added"`},
+		{"ProcessService/Execute", "POST /v1/sandboxes/${box}/execute", `{"sandbox":"${box}","process":{"argv":["cat"]},"input":"aGk="}`, `"stdout":"aGk="`},
+		{"ProcessService/Run", "", `{"sandbox":"${box}","process":{"argv":["echo","hi"]}}`, `"end":"exited"`},
+		{"ProcessService/StartProcess", "POST /v1/sandboxes/${box}/processes", `{"sandbox":"${box}","process":{"id":"p1","argv":["sh","-c","cat; sleep 600"],"stdin":true,"terminal":{"rows":10,"cols":20}}}`, `"id":"p1"`},
+		{"ProcessService/GetProcess", "GET /v1/sandboxes/${box}/processes/p1", `{"sandbox":"${box}","process":"p1"}`, `"id":"p1"`},
+		{"ProcessService/ListProcesses", "GET /v1/sandboxes/${box}/processes", `{"sandbox":"${box}"}`, `"id":"p1"`},
+		{"ProcessService/WriteInput", "POST /v1/sandboxes/${box}/processes/p1/input", `{"sandbox":"${box}","process":"p1","data":"aGk=","offset":"0"}`, `"offset":"2"`},
+		{"ProcessService/ResizeTerminal", "POST /v1/sandboxes/${box}/processes/p1/resize", `{"sandbox":"${box}","process":"p1","terminal":{"rows":30,"cols":90}}`, `{`},
+		{"ProcessService/SignalProcess", "POST /v1/sandboxes/${box}/processes/p1/signal", `{"sandbox":"${box}","process":"p1","signal":"KILL","tree":true}`, `{`},
+		{"ProcessService/WaitProcess", "GET /v1/sandboxes/${box}/processes/p1/wait?timeout=10s", `{"sandbox":"${box}","process":"p1","timeout":"10s"}`, `"end":"canceled"`},
+		{"ProcessService/Output", "", `{"sandbox":"${box}","process":"p1"}`, `"ended":`},
+		{"FileService/MakeDirectory", "POST /v1/sandboxes/${box}/files/mkdir", `{"sandbox":"${box}","path":"d/e","parents":true}`, `"type":"dir"`},
+		{"FileService/WriteFile", "", `{"sandbox":"${box}","path":"d/f","data":"aGVsbG8="}`, `"size":"5"`},
+		{"FileService/StatFile", "GET /v1/sandboxes/${box}/files/stat?path=d/f", `{"sandbox":"${box}","path":"d/f"}`, `"size":"5"`},
+		{"FileService/ReadFile", "", `{"sandbox":"${box}","path":"d/f","offset":"1","length":"2"}`, `"data":"ZWw="`},
+		{"FileService/ChangeMode", "POST /v1/sandboxes/${box}/files/chmod", `{"sandbox":"${box}","path":"d/f","mode":384}`, `"mode":384`},
+		{"FileService/ListFiles", "GET /v1/sandboxes/${box}/files/list?path=d", `{"sandbox":"${box}","path":"d"}`, `"name":"f"`},
+		{"FileService/MoveFile", "POST /v1/sandboxes/${box}/files/move", `{"sandbox":"${box}","path":"d/f","to":"d/g"}`, `"name":"g"`},
+		{"FileService/RemoveFile", "POST /v1/sandboxes/${box}/files/remove", `{"sandbox":"${box}","path":"d","recursive":true}`, `{`},
+		{"FileService/WatchFiles", "", `{"sandbox":"${box}","path":"."}`, `{`},
+		{"JournalService/ListEvents", "GET /v1/sandboxes/${box}/events", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
+		{"JournalService/FollowEvents", "", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
+		{"SandboxService/PauseSandbox", "POST /v1/sandboxes/${box}/pause", `{"sandbox":"${box}"}`, `"state":"paused"`},
+		{"SandboxService/ResumeSandbox", "POST /v1/sandboxes/${box}/resume", `{"sandbox":"${box}"}`, `"state":"running"`},
+		{"SandboxService/DeleteSandbox", "DELETE /v1/sandboxes/${box}", `{"sandbox":"${box}"}`, `"state":"stopped"`},
+	}
+}
+
+// TestStepsCoverTheSchema: a new method must be added to steps.
+func TestStepsCoverTheSchema(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range steps() {
+		seen["/casemate.v1."+s.method] = true
+	}
+	for _, s := range schemaServices() {
+		for i := range s.Methods().Len() {
+			if p := procedureOf(s.Methods().Get(i)); !seen[p] {
+				t.Errorf("%s is not tested", p)
+			}
+		}
+	}
+}
+
+// protocol makes one call and returns the answer, or all answers of a stream, as compact JSON.
+type protocol func(t *testing.T, h *harness, s step, m protoreflect.MethodDescriptor) (string, error)
+
+// TestEveryMethodByEveryProtocol calls each method by Connect in JSON and in protobuf, gRPC, gRPC-Web
+// and REST, and once without a key.
+func TestEveryMethodByEveryProtocol(t *testing.T) {
+	h2c := new(http.Protocols)
+	h2c.SetUnencryptedHTTP2(true)
+	http2 := &http.Client{Transport: &http.Transport{Protocols: h2c}}
+	protocols := []struct {
+		name string
+		call protocol
+	}{
+		{"plain JSON", callPlainJSON},
+		{"REST", callREST},
+		{"Connect JSON", callRPC(http.DefaultClient, connect.WithProtoJSON())},
+		{"Connect", callRPC(http.DefaultClient)},
+		{"gRPC", callRPC(http2, connect.WithGRPC())},
+		{"gRPC-Web", callRPC(http.DefaultClient, connect.WithGRPCWeb())},
+	}
+	for _, p := range protocols {
+		t.Run(p.name, func(t *testing.T) {
+			h := newHarness(t)
+			vars := strings.NewReplacer()
+			names := map[string]string{}
+			for _, s := range steps() {
+				s.rest, s.body, s.want = vars.Replace(s.rest), vars.Replace(s.body), vars.Replace(s.want)
+				m := methodOf(t, s.method)
+				got, err := p.call(t, h, s, m)
+				if err != nil {
+					t.Errorf("%s: %v", s.method, err)
+					continue
+				}
+				if !strings.Contains(got, s.want) {
+					t.Errorf("%s answered %s, want a piece %s", s.method, got, s.want)
+				}
+				learn(names, s.method, got)
+				vars = strings.NewReplacer("${box}", names["box"], "${key}", names["key"])
+			}
+		})
+	}
+}
+
+// learn picks ids for later steps out of an answer.
+func learn(names map[string]string, method, answer string) {
+	var j struct {
+		ID  string `json:"id"`
+		Key struct {
+			ID string `json:"id"`
+		} `json:"key"`
+	}
+	_ = json.Unmarshal([]byte(answer), &j)
+	switch method {
+	case "SandboxService/CreateSandbox":
+		names["box"] = j.ID
+	case "SystemService/CreateKey":
+		names["key"] = j.Key.ID
+	}
+}
+
+func methodOf(t *testing.T, method string) protoreflect.MethodDescriptor {
+	t.Helper()
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName("casemate.v1." + strings.ReplaceAll(method, "/", ".")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.(protoreflect.MethodDescriptor) //nolint:forcetypeassert // the name is a method's
+}
+
+// compact strips protojson's random spaces.
+func compact(b []byte) string {
+	var out bytes.Buffer
+	if json.Compact(&out, b) != nil {
+		return string(b)
+	}
+	return out.String()
+}
+
+// callPlainJSON is what curl does: a POST of JSON without any of Connect's headers. Streams have
+// twins for that.
+func callPlainJSON(t *testing.T, h *harness, s step, m protoreflect.MethodDescriptor) (string, error) {
+	if m.IsStreamingServer() || m.IsStreamingClient() {
+		return callRPC(http.DefaultClient)(t, h, s, m)
+	}
+	return plain(h.call("POST", "/casemate.v1."+s.method, s.body, "Authorization", "Bearer "+h.admin))
+}
+
+// callREST calls a method's REST path, with what is in the path or query left out of the body.
+func callREST(t *testing.T, h *harness, s step, m protoreflect.MethodDescriptor) (string, error) {
+	if s.rest == "" {
+		return callRPC(http.DefaultClient)(t, h, s, m)
+	}
+	verb, path, _ := strings.Cut(s.rest, " ")
+	body := ""
+	if verb == "POST" || verb == "PATCH" {
+		fields := map[string]any{}
+		if err := json.Unmarshal([]byte(s.body), &fields); err != nil {
+			t.Fatal(err)
+		}
+		delete(fields, "sandbox")
+		if strings.Contains(path, "/p1/") {
+			delete(fields, "process")
+		}
+		b, _ := json.Marshal(fields)
+		body = string(b)
+	}
+	return plain(h.call(verb, path, body, "Authorization", "Bearer "+h.admin))
+}
+
+func plain(status int, _ http.Header, body string) (string, error) {
+	if status != http.StatusOK {
+		return "", fmt.Errorf("status %d: %s", status, body)
+	}
+	return compact([]byte(body)), nil
+}
+
+// callRPC calls a method by one of Connect's protocols, with dynamic messages.
+func callRPC(c connect.HTTPClient, opts ...connect.ClientOption) protocol {
+	return func(t *testing.T, h *harness, s step, m protoreflect.MethodDescriptor) (string, error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		opts := append([]connect.ClientOption{
+			connect.WithSchema(m),
+			connect.WithResponseInitializer(func(_ connect.Spec, msg any) error {
+				*msg.(*dynamicpb.Message) = *dynamicpb.NewMessage(m.Output()) //nolint:govet,forcetypeassert // as Connect documents it
+				return nil
+			}),
+		}, opts...)
+		client := connect.NewClient[dynamicpb.Message, dynamicpb.Message](c, h.url+"/casemate.v1."+s.method, opts...)
+		req := dynamicpb.NewMessage(m.Input())
+		if err := protojson.Unmarshal([]byte(s.body), req); err != nil {
+			t.Fatal(err)
+		}
+		return exchange(ctx, client, req, m, "Bearer "+h.admin)
+	}
+}
+
+// exchange makes the call in the shape that the method has.
+func exchange(ctx context.Context, client *connect.Client[dynamicpb.Message, dynamicpb.Message], req *dynamicpb.Message,
+	m protoreflect.MethodDescriptor, authorization string,
+) (string, error) {
+	var all []string
+	add := func(msg *dynamicpb.Message) {
+		b, _ := protojson.Marshal(msg)
+		all = append(all, compact(b))
+	}
+	switch {
+	case m.IsStreamingClient():
+		stream := client.CallClientStream(ctx)
+		stream.RequestHeader().Set("Authorization", authorization)
+		if err := stream.Send(req); err != nil {
+			return "", err
+		}
+		resp, err := stream.CloseAndReceive()
+		if err != nil {
+			return "", err
+		}
+		add(resp.Msg)
+	case m.IsStreamingServer():
+		r := connect.NewRequest(req)
+		r.Header().Set("Authorization", authorization)
+		stream, err := client.CallServerStream(ctx, r)
+		if err != nil {
+			return "", err
+		}
+		defer func() { _ = stream.Close() }()
+		for stream.Receive() {
+			add(stream.Msg())
+			if m.Name() == "WatchFiles" || m.Name() == "FollowEvents" {
+				break // these end only with their caller
+			}
+		}
+		if err := stream.Err(); err != nil {
+			return "", err
+		}
+	default:
+		r := connect.NewRequest(req)
+		r.Header().Set("Authorization", authorization)
+		resp, err := client.CallUnary(ctx, r)
+		if err != nil {
+			return "", err
+		}
+		add(resp.Msg)
+	}
+	return strings.Join(all, "\n"), nil
+}
