@@ -56,8 +56,8 @@ func TestGateAdmits(t *testing.T) {
 	inside := as(sandbox.Principal{ID: "sandbox:x", Sandbox: "x", Admin: true})
 	tests := []struct {
 		name, procedure string
-		ctx             context.Context
-		want            string // kind, or "" for admitted
+		ctx             context.Context //nolint:containedctx // a row of a table
+		want            string          // kind, or "" for admitted
 	}{
 		{"stranger asks for the version", "/casemate.v1.SystemService/GetVersion", stranger, ""},
 		{"stranger lists", "/casemate.v1.SandboxService/ListSandboxes", stranger, "unauthenticated"},

@@ -71,7 +71,7 @@ type API struct {
 	hosts   hostList
 	stats   *stats
 
-	draining context.Context // done once Drain was called
+	draining context.Context //nolint:containedctx // the server's life, not a request's; done once Drain was called
 	drain    context.CancelCauseFunc
 }
 

@@ -36,7 +36,7 @@ type problem struct {
 // problemOf splits err: the cause of an internal error goes to the log under an id, and only the id
 // to the caller.
 func (a *API) problemOf(ctx context.Context, what string, err error) problem {
-	if cause := context.Cause(ctx); cause == errDraining && errors.Is(err, context.Canceled) {
+	if cause := context.Cause(ctx); errors.Is(cause, errDraining) && errors.Is(err, context.Canceled) {
 		err = cause
 	}
 	kind := errs.KindOf(err)

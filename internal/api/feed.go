@@ -135,7 +135,7 @@ func (a *API) endFeed(ctx context.Context, f *feed, what string, err error) erro
 	if !f.open {
 		return err
 	}
-	if ctx.Err() != nil && context.Cause(ctx) != errDraining {
+	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), errDraining) {
 		return errReported // nobody is there to read it
 	}
 	p := a.problemOf(ctx, what, err)

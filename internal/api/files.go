@@ -224,7 +224,7 @@ func (h *files) WatchFiles(ctx context.Context, req *casematev1.WatchFilesReques
 
 // endOfFollow makes the caller's own end of an endless stream no error.
 func endOfFollow(ctx context.Context, err error) error {
-	if errors.Is(err, context.Canceled) && context.Cause(ctx) == context.Canceled {
+	if errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled) {
 		return nil
 	}
 	return err

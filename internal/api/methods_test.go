@@ -206,7 +206,7 @@ func callRPC(c connect.HTTPClient, opts ...connect.ClientOption) protocol {
 		opts := append([]connect.ClientOption{
 			connect.WithSchema(m),
 			connect.WithResponseInitializer(func(_ connect.Spec, msg any) error {
-				*msg.(*dynamicpb.Message) = *dynamicpb.NewMessage(m.Output()) //nolint:govet,forcetypeassert // as Connect documents it
+				*msg.(*dynamicpb.Message) = *dynamicpb.NewMessage(m.Output()) //nolint:forcetypeassert // as Connect documents it
 				return nil
 			}),
 		}, opts...)

@@ -155,7 +155,7 @@ func TestSignalNumber(t *testing.T) {
 	}
 }
 
-// TestStripCredentials: what a sandbox is sent, its code can read (HARDENING.md 19).
+// TestStripCredentials: what a sandbox is sent, its code can read.
 func TestStripCredentials(t *testing.T) {
 	in := http.Header{
 		"Authorization":            {"Bearer app-token"},

@@ -77,9 +77,8 @@ type portTarget struct {
 	principal sandbox.Principal
 	id        string // canonical
 	portPath
-	prefix  string // what the proxy's own part of the path is
-	header  string // of the credential that was used
-	request string // for the log
+	prefix string // what the proxy's own part of the path is
+	header string // of the credential that was used
 }
 
 type portTargetKey struct{}
@@ -243,7 +242,7 @@ func (p *portProxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	t := targetOf(r.Context())
 	var own *errs.Error
 	switch {
-	case r.Context().Err() != nil && context.Cause(r.Context()) == errDraining:
+	case errors.Is(context.Cause(r.Context()), errDraining):
 		err = errDraining
 	case r.Context().Err() != nil:
 		return // the client has left
@@ -281,15 +280,15 @@ func (p *portProxy) tunnel(w http.ResponseWriter, r *http.Request, t *portTarget
 	_ = outside.SetDeadline(time.Time{})
 	const head = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + upgradeTCP + "\r\n\r\n"
 	if _, err := io.WriteString(outside, head); err != nil {
-		return nil //nolint:nilerr // the client has left; there is nobody to tell
+		return nil // the client has left; there is nobody to tell
 	}
 	// What the client sent ahead lies in the server's buffer.
 	early := make([]byte, buf.Reader.Buffered())
 	if _, err := io.ReadFull(buf, early); err != nil {
-		return nil //nolint:nilerr // as above
+		return nil // as above
 	}
 	if _, err := inside.Write(early); err != nil {
-		return nil //nolint:nilerr // the port has closed; so does the tunnel
+		return nil // the port has closed; so does the tunnel
 	}
 	unhook := context.AfterFunc(p.api.draining, func() { _ = outside.Close(); _ = inside.Close() })
 	defer unhook()

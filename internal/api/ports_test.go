@@ -63,8 +63,8 @@ func dumper(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b)
 }
 
-// TestEchoServerInsideSeesNoKey is HARDENING.md 19's test, and its twin: the same request sent
-// through the raw tunnel, which strips nothing, shows the key.
+// TestEchoServerInsideSeesNoKey has a twin in it: the same request sent without the proxy, which
+// strips nothing, shows the key.
 func TestEchoServerInsideSeesNoKey(t *testing.T) {
 	h, in := newPorts(t, http.HandlerFunc(dumper))
 	_, _, seen := h.call("POST", portURL+"/a%2Fb//c?x=1&y=;", "the body", "X-API-Key", h.user, "Authorization", "Bearer "+h.user, "Cookie", "session=abc",
@@ -140,7 +140,7 @@ func TestPortsStreamBothWays(t *testing.T) {
 	req.Header.Set("X-API-Key", h.user)
 	answer := make(chan *http.Response, 1)
 	go func() {
-		resp, err := http.DefaultClient.Do(req)
+		resp, err := http.DefaultClient.Do(req) //nolint:bodyclose // closed by who takes it
 		if err != nil {
 			t.Error(err)
 		}
@@ -188,7 +188,7 @@ func TestPortsWebSocket(t *testing.T) {
 			HTTPHeader: http.Header{"Authorization": {"Bearer " + h.user}, "Origin": {origin}},
 		})
 	}
-	c, _, err := dial(h.url)
+	c, _, err := dial(h.url) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,6 +199,7 @@ func TestPortsWebSocket(t *testing.T) {
 		t.Errorf("read %q, %v", b, err)
 	}
 	_ = c.CloseNow()
+	//nolint:bodyclose // the package has read it
 	if _, resp, err := dial("http://evil.test"); err == nil || resp.StatusCode != http.StatusForbidden {
 		t.Errorf("a page of another site opened a WebSocket: %v", err)
 	}

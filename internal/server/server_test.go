@@ -18,6 +18,7 @@ import (
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/testenv"
 )
 
 // roots plans nothing: the fake backend's files are its own.
@@ -52,14 +53,9 @@ type place struct {
 
 func newPlace(t *testing.T) place {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "csm") // short: a socket's path holds 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	host := fake.NewHost()
 	t.Cleanup(host.Close)
-	return place{dir, host}
+	return place{testenv.RunDir(t), host} // short: a socket's path holds 107 bytes
 }
 
 func (p place) config() Config {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"regexp"
 	"sort"
 	"strings"
 
@@ -149,8 +148,6 @@ func verbOf(r *annotations.HttpRule) (verb, path string) {
 	}
 }
 
-var pathVar = regexp.MustCompile(`{([a-z_]+)}`)
-
 func operation(m protoreflect.MethodDescriptor, rule *annotations.HttpRule, path string, messages map[string]protoreflect.MessageDescriptor) mapping {
 	var op mapping
 	op.set("operationId", lowerFirst(string(m.Name())))
@@ -226,8 +223,10 @@ func parameters(m protoreflect.MethodDescriptor, rule *annotations.HttpRule, pat
 
 func inPath(path string) map[string]bool {
 	in := map[string]bool{}
-	for _, v := range pathVar.FindAllStringSubmatch(path, -1) {
-		in[v[1]] = true
+	for part := range strings.SplitSeq(path, "/") {
+		if name, ok := strings.CutPrefix(part, "{"); ok {
+			in[strings.TrimSuffix(name, "}")] = true
+		}
 	}
 	return in
 }

@@ -3,8 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"strings"
+	"unicode"
 )
 
 // pair is one entry of an ordered mapping.
@@ -18,8 +18,6 @@ type mapping []pair
 
 // set adds an entry.
 func (m *mapping) set(key string, value any) { *m = append(*m, pair{key, value}) }
-
-var plainKey = regexp.MustCompile(`^[A-Za-z_$/][A-Za-z0-9_/{}$.-]*$`)
 
 // write emits v in block style, indented by depth steps of two spaces. Strings are double quoted as
 // in JSON, which YAML reads the same.
@@ -70,10 +68,13 @@ func value(b *strings.Builder, v any, depth int) {
 }
 
 func key(s string) string {
-	if plainKey.MatchString(s) {
-		return s
+	plain := func(r rune) bool {
+		return r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_/{}$.-", r))
 	}
-	return quote(s)
+	if s == "" || unicode.IsDigit(rune(s[0])) || strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
+		return quote(s)
+	}
+	return s
 }
 
 func quote(s string) string {
