@@ -53,15 +53,13 @@ type LandlockRule struct {
 	Optional bool `json:"optional,omitempty"`
 }
 
-// WallsApplied is what was really put in place. The guest reads everything back from the kernel
-// (/proc/thread-self/status of the thread that forks) except where it says otherwise; for the server
-// it is the guest's word until it has looked at a process from outside.
+// WallsApplied is what was really put in place. The guest reads everything back from the kernel, on
+// the thread that forks, except where it says otherwise; for the server it is the guest's word until
+// it has looked at a process from outside.
 type WallsApplied struct {
 	Capabilities []uint8 `json:"capabilities"` // bounding set
 	NoNewPrivs   bool    `json:"no_new_privs"`
-	// SeccompMode is the kernel's mode (2: filter) and SeccompFilters their number on the thread.
-	SeccompMode    int `json:"seccomp_mode"`
-	SeccompFilters int `json:"seccomp_filters"`
+	SeccompMode  int     `json:"seccomp_mode"` // 0: none, 2: filter
 	// SeccompExec says that each child takes a second filter (not read back: it has no process yet).
 	SeccompExec bool `json:"seccomp_exec,omitempty"`
 	// LandlockABI is the version whose rules hold, 0 for none (the kernel shows no domain in /proc, so

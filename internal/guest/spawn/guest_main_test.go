@@ -28,7 +28,7 @@ type stage struct {
 
 // guestMain is PID 1: it builds a little root, puts up the walls, and runs the script.
 func guestMain() {
-	runtime.LockOSThread() // still on the main thread; see below
+	runtime.LockOSThread()                 // still on the main thread; see below
 	signal.Notify(make(chan os.Signal, 1)) // as the real guest: handlers for everything
 	var s script
 	must(json.NewDecoder(os.Stdin).Decode(&s))

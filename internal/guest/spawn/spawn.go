@@ -19,6 +19,10 @@
 // measured at 3 to 8 µs: the kernel takes no lock of the thread group for it), or is born in the
 // scope's "dir" (v2, CLONE_INTO_CGROUP). The thread itself never enters a scope, so that freezing or
 // killing a scope never touches the guest, and its files never list PID 1.
+//
+// Between fork and exec the child shares PID 1's memory. The kernel's out-of-memory killer leaves such
+// children alone (oom_badness, in_vfork), but not where a control group is killed as a whole: so
+// memory.oom.group must stay off for the payload's groups, or PID 1 would go with the child.
 package spawn
 
 import (

@@ -134,7 +134,7 @@ func readFile(t *testing.T, path string) string {
 func TestApplied(t *testing.T) {
 	w := profile(t, isolation.Standard, walls.Options{CPUs: []int{1}}, true)
 	a := inGuest(t, script{Walls: w}).Applied
-	if !slices.Equal(a.Capabilities, w.Capabilities) || a.NoNewPrivs || a.SeccompMode != 2 || a.SeccompFilters != 1 ||
+	if !slices.Equal(a.Capabilities, w.Capabilities) || a.NoNewPrivs || a.SeccompMode != 2 ||
 		!a.SeccompExec || a.LandlockABI != w.Landlock.ABI || !slices.Equal(a.CPUs, []int{1}) {
 		t.Errorf("%+v", a)
 	}

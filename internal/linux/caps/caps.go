@@ -8,6 +8,7 @@
 package caps
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"os"
@@ -86,15 +87,32 @@ func LimitBounding(keep Set) error {
 			continue
 		}
 		// EINVAL is the first number that this kernel does not know; it knows none above it.
-		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err {
-		case nil:
-		case unix.EINVAL:
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
 			return nil
-		default:
+		}
+		if err != nil {
 			return fmt.Errorf("drop %s from the bounding set: %w", Name(c), err)
 		}
 	}
 	return nil
+}
+
+// Bounding reads the calling thread's bounding set.
+func Bounding() (Set, error) {
+	var s Set
+	for c := Cap(0); c < 64; c++ {
+		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
+		switch {
+		case errors.Is(err, unix.EINVAL): // beyond the last that this kernel knows
+			return s, nil
+		case err != nil:
+			return 0, fmt.Errorf("read the bounding set: %w", err)
+		case held == 1:
+			s |= Of(c)
+		}
+	}
+	return s, nil
 }
 
 // Limit cuts the calling thread's permitted and effective sets down to keep, and empties its

@@ -65,6 +65,9 @@ func TestLimit(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
+		if b, err := caps.Bounding(); err != nil || b != bounding {
+			t.Errorf("bounding set %v, %v; want %v", b.List(), err, bounding.List())
+		}
 		want := before
 		want.Bounding, want.Permitted, want.Effective, want.Inheritable, want.Ambient = bounding, own, own, 0, 0
 		if got != want {
