@@ -1,0 +1,218 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/lmittmann/tint"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"casemate.dev/client"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/server"
+)
+
+// serveFlags say how a server runs; serve and up share them.
+type serveFlags struct {
+	cfg     server.Config
+	verbose bool
+}
+
+func (f *serveFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.cfg.DataDir, "data-dir", server.DefaultDataDir, "what must survive: database, layers, templates")
+	fl.StringVar(&f.cfg.RunDir, "run-dir", server.DefaultRunDir, "what lives while the machine is up: sockets, log")
+	fl.StringVar(&f.cfg.KeysDir, "keys-dir", server.DefaultKeysDir, "secrets that do not lie beside the data: the first API key")
+	fl.StringArrayVar(&f.cfg.Listen, "listen", []string{server.DefaultListen}, "TCP address `HOST:PORT`; port 0 takes a free one, none listens on no address (repeatable)")
+	fl.StringVar(&f.cfg.UnixSocket, "socket", "", "Unix socket that asks for no key (default casemate.sock in the run directory)")
+	fl.StringVar(&f.cfg.TLSCert, "tls-cert", "", "certificate `FILE` for the TCP addresses")
+	fl.StringVar(&f.cfg.TLSKey, "tls-key", "", "key `FILE` of the certificate")
+	fl.StringArrayVar(&f.cfg.AllowHosts, "allow-host", nil, "host `NAME` under which browsers may reach it, beside addresses and localhost (repeatable)")
+	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
+	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
+}
+
+// config completes and checks the flags.
+func (f *serveFlags) config(a *app) (server.Config, error) {
+	cfg := f.cfg
+	cfg.Version = a.version
+	if slices.Contains(cfg.Listen, "none") {
+		cfg.Listen = []string{}
+	}
+	for _, l := range cfg.Listen {
+		if _, _, err := net.SplitHostPort(l); err != nil {
+			return cfg, usageError("--listen %s is no HOST:PORT", l)
+		}
+	}
+	// Relative to where the person stands; the server stands elsewhere.
+	for _, p := range []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey} {
+		if *p == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return cfg, err
+		}
+		*p = abs
+	}
+	if cfg.UnixSocket == "" {
+		cfg.UnixSocket = filepath.Join(cfg.RunDir, "casemate.sock")
+	}
+	if len(cfg.UnixSocket) > maxSocketPath {
+		return cfg, errs.New(errs.InvalidArgument, "the path of the socket is too long: %s", cfg.UnixSocket).
+			WithHint("Unix sockets take %d bytes; choose a shorter --run-dir or --socket", maxSocketPath)
+	}
+	return cfg, nil
+}
+
+// maxSocketPath is what a sockaddr_un holds, less the final zero (unix(7)).
+const maxSocketPath = 107
+
+func (a *app) serveCmd() *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve [flags]",
+		Short: "Run the server in the foreground",
+		Long: `Run the server in the foreground, as systemd and containers want it; "casemate up" starts one in the
+background. Needs root.
+
+It listens on a Unix socket, where only root may connect and no key is asked for, and on TCP, where every
+call needs an API key; the first one is written to admin.key in the keys directory. Several servers share
+a host where each has its own three directories.
+
+SIGTERM ends it. Sandboxes go on meanwhile, and the next server on the same directories takes them up again.
+
+Exit codes: 0 after SIGTERM or SIGINT, 125 when it could not start or failed.`,
+		Example: "  casemate serve --data-dir /srv/casemate --listen 127.0.0.1:7433",
+		Args:    exactly(0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// First of all: this starts the program again inside a mount namespace of its own.
+			if err := server.Prepare(); err != nil {
+				return cannot(err, "prepare a server")
+			}
+			cfg, err := f.config(a)
+			if err != nil {
+				return err
+			}
+			cfg.Log = a.logger(f.verbose)
+			ctx, stop := interruptible(cmd.Context())
+			defer stop()
+			return a.serve(ctx, cfg)
+		},
+	}
+	f.register(cmd.Flags())
+	return cmd
+}
+
+// logger writes for people on a terminal, and key=value lines elsewhere.
+func (a *app) logger(verbose bool) *slog.Logger {
+	level := slog.LevelInfo
+	if verbose {
+		level = slog.LevelDebug
+	}
+	if a.color(a.stderr) {
+		return slog.New(tint.NewHandler(a.stderr, &tint.Options{Level: level, TimeFormat: "15:04:05.000"}))
+	}
+	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: level}))
+}
+
+// serve runs a server until ctx ends.
+func (a *app) serve(ctx context.Context, cfg server.Config) (err error) {
+	s, err := server.New(ctx, cfg)
+	if err != nil {
+		return cannot(err, "start the server")
+	}
+	defer func() { err = errors.Join(err, cannot(s.Close(), "close the server")) }()
+	st := statusOf(s, cfg)
+	remove, err := st.write(cfg.RunDir)
+	if err != nil {
+		return cannot(err, "start the server")
+	}
+	defer remove()
+	cfg.Log.Info("serving", slog.String("version", a.version), slog.String("id", s.ID()), slog.String("socket", s.UnixSocket()),
+		slog.Any("urls", st.URLs), slog.String("first_key", s.KeyPath()))
+	return cannot(s.Run(ctx), "serve")
+}
+
+// status is what a running server tells about itself in its run directory, for up and for people.
+type status struct {
+	PID     int      `json:"pid"`
+	ID      string   `json:"id"`
+	Version string   `json:"version"`
+	Socket  string   `json:"socket"`
+	URLs    []string `json:"urls"`
+	DataDir string   `json:"data_dir"`
+	KeyFile string   `json:"key_file"`
+}
+
+// statusFile is its name in the run directory.
+const statusFile = "server.json"
+
+func statusOf(s *server.Server, cfg server.Config) status {
+	st := status{
+		PID: os.Getpid(), ID: s.ID(), Version: cfg.Version, Socket: "unix://" + s.UnixSocket(),
+		DataDir: cfg.DataDir, KeyFile: s.KeyPath(), URLs: []string{},
+	}
+	scheme := "http"
+	if cfg.TLSCert != "" {
+		scheme = "https"
+	}
+	for _, addr := range s.Addrs() {
+		st.URLs = append(st.URLs, scheme+"://"+addr.String())
+	}
+	return st
+}
+
+// write puts the status into dir at once; remove takes it away.
+func (st status) write(dir string) (remove func(), err error) {
+	raw, err := json.MarshalIndent(st, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	temp := statusFile + ".new"
+	if err := root.WriteFile(temp, append(raw, '\n'), 0o600); err != nil {
+		return nil, err
+	}
+	if err := root.Rename(temp, statusFile); err != nil {
+		return nil, err
+	}
+	return func() { os.Remove(filepath.Join(dir, statusFile)) }, nil
+}
+
+func readStatus(dir string) (status, error) {
+	var st status
+	raw, err := os.ReadFile(filepath.Join(dir, statusFile))
+	if err != nil {
+		return st, err
+	}
+	if err := json.Unmarshal(raw, &st); err != nil {
+		return st, fmt.Errorf("read %s: %w", statusFile, err)
+	}
+	return st, nil
+}
+
+// createKeyIn makes a key in a data directory, without a server or beside one that runs.
+func (a *app) createKeyIn(ctx context.Context, dataDir string, req *client.CreateKeyRequest) error {
+	abs, err := filepath.Abs(dataDir)
+	if err != nil {
+		return err
+	}
+	id, secret, err := server.CreateKey(ctx, abs, req.GetName(), req.GetAdmin(), req.GetE2B())
+	if err != nil {
+		return cannot(err, "create a key in %s", dataDir)
+	}
+	return a.printKey(&client.Key{Id: id, Name: req.GetName(), Admin: req.GetAdmin()}, secret)
+}
