@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guest/signals"
 	"casemate.dev/internal/guest/spawn"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/linux/netns"
@@ -34,9 +36,15 @@ var ErrUnclaimed = errors.New("the server went away before the launch")
 // Preconditions: the process is PID 1 in new user, mount, pid, ipc, uts, net and cgroup namespaces,
 // uid 0 there, with the descriptors of guestwire.Launch.
 func Run() (*Sandbox, error) {
-	// Before anything else: PID 1 may be signalled by root inside from the moment that one exists,
-	// and Go's default for these signals is to die (HARDENING 3).
-	ignoreSignals()
+	// A descriptor that another thread of the server had open without close-on-exec at the wrong
+	// moment came along: package syscall opens the id maps of other sandboxes that way. First of all, since nothing of this process has been opened yet.
+	if err := unix.CloseRange(guestwire.LaunchDevFD+1, math.MaxUint32, 0); err != nil {
+		return nil, os.NewSyscallError("close_range", err)
+	}
+	// Before the rest, so that no signal finds PID 1 without it (HARDENING 3).
+	if err := signals.Shield(); err != nil {
+		return nil, fmt.Errorf("shield signals: %w", err)
+	}
 	conn, err := connOf(guestwire.LaunchControlFD)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)

@@ -48,7 +48,8 @@ func testEnds(t *testing.T, h Harness) {
 			t.Errorf("%s: started %d, ended %d, complete %v", tt.script, tr.info.Started, tr.info.Ended, tr.info.Complete)
 		}
 	}
-	r := b.startScript("sleep 1000")
+	// exec, since a shell that waits for a child catches the signal and goes on waiting.
+	r := b.startScript("exec sleep 1000")
 	if err := b.client.Signal(limited(t), guestwire.SignalRequest{ID: r.id, Signal: 2}); err != nil {
 		t.Fatal(err)
 	}

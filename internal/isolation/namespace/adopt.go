@@ -11,16 +11,19 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/linux/pidfd"
 )
 
 // Adopt implements isolation.Backend.
 func (b *Backend) Adopt(_ context.Context, raw json.RawMessage) (isolation.Instance, error) {
 	r, err := decodeRecord(raw)
 	if err != nil {
-		return nil, err
+		return nil, errs.Wrap(err, errs.InvalidArgument, "the sandbox's record can't be read")
 	}
 	if b.instance(r.ID) != nil {
 		return nil, errs.New(errs.AlreadyExists, "sandbox %s is running here already", r.ID)
@@ -44,12 +47,10 @@ func (b *Backend) Adopt(_ context.Context, raw json.RawMessage) (isolation.Insta
 		}
 		undo.Add(func() { _ = i.group.Close() })
 	}
-	if !b.ids.take(r.First) {
-		return nil, errs.New(errs.FailedPrecondition, "the sandbox's id range is claimed by another server on this host")
-	}
+	b.ids.take(r.First)
 	// For the words of a crash that is still to come. The handle says whether it was the right process.
 	i.log, _ = os.Open(fmt.Sprintf("/proc/%d/fd/2", r.PID))
-	if !proc.Alive() {
+	if !proc.Alive() { // its ids are freed by the next sweep
 		if i.log != nil {
 			_ = i.log.Close()
 		}
@@ -118,13 +119,30 @@ func (s *sweep) instance(ctx context.Context, r record) {
 		return
 	}
 	if err == nil {
-		err = killAndWait(proc)
+		err = s.kill(ctx, r, proc)
 		_ = proc.Close()
 	}
 	if err != nil {
 		s.keep[r.Name] = true
 	}
 	s.note(fmt.Sprintf("process %d of sandbox %s", r.PID, r.ID), err)
+}
+
+// kill ends a sandbox, also a frozen one: its groups' Kill thaws what it has signalled.
+func (s *sweep) kill(ctx context.Context, r record, proc *pidfd.Handle) error {
+	if err := proc.Signal(unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	if s.b.groups != nil {
+		g, err := s.b.groups.Open(r.Name)
+		if err == nil {
+			err = errors.Join(g.Kill(ctx), g.Close())
+		}
+		if err != nil && !errs.Is(err, errs.NotFound) {
+			return err
+		}
+	}
+	return killAndWait(proc)
 }
 
 // groups removes control groups that belong to nobody, and kills what is in them: also a spare that a

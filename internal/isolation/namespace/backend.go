@@ -68,6 +68,9 @@ type Backend struct {
 	abi     int   // of Landlock
 	spares  spares
 
+	closing  sync.Once
+	closeErr error
+
 	mu        sync.Mutex // guards the fields below
 	instances map[string]*Instance
 	names     map[string]bool // every guest that is made, waits or runs
@@ -90,6 +93,7 @@ func New(cfg Config) (*Backend, error) {
 		cfg: cfg, instances: map[string]*Instance{}, names: map[string]bool{}, wallCache: map[wallKey]wallPlan{},
 		env: guestEnv(), probes: probe.NewSet(), cpus: onlineCPUs(),
 	}
+	b.spares.stop = make(chan struct{})
 	if err := b.open(); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -150,8 +154,13 @@ func (b *Backend) open() (err error) {
 // Name returns "namespace".
 func (b *Backend) Name() string { return Name }
 
-// Close ends the spares and releases what the backend holds. Running instances go on.
+// Close ends the spares and releases what the backend holds. Running instances go on. Idempotent.
 func (b *Backend) Close() error {
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
+}
+
+func (b *Backend) close() error {
 	b.stopSpares()
 	b.mu.Lock()
 	running := make([]*Instance, 0, len(b.instances))

@@ -42,6 +42,8 @@ type guest struct {
 	socket  string
 	inodes  map[string]string // of its namespaces
 	limits  cgroup.Limits
+	posture posture // as the kernel showed it once the program was executed
+	start   uint64  // of the process, in clock ticks after boot
 }
 
 // newName returns the name of an instance's files and control groups. It is not the sandbox's id:
@@ -89,6 +91,12 @@ func (b *Backend) startGuest(limits cgroup.Limits) (*guest, error) {
 		return nil, fmt.Errorf("open user namespace: %w", err)
 	}
 	if g.inodes, err = observeNamespaces(g.proc.PID()); err != nil {
+		return nil, err
+	}
+	if g.start, err = pidfd.StartTime(g.proc.PID()); err != nil {
+		return nil, fmt.Errorf("read start time of guest: %w", err)
+	}
+	if g.posture, err = observe(g); err != nil {
 		return nil, err
 	}
 	undo.Release()

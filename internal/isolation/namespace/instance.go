@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -143,7 +144,7 @@ func (i *Instance) NewScope(_ context.Context, processID string) (isolation.Scop
 	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	return &scope{s, i}, nil
 }
 
 // OpenScope implements isolation.Instance.
@@ -155,7 +156,7 @@ func (i *Instance) OpenScope(processID string) (isolation.Scope, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	return &scope{s, i}, nil
 }
 
 func (i *Instance) needGroup(what string) error {
@@ -237,7 +238,7 @@ func (i *Instance) Destroy(ctx context.Context) error {
 	}
 	if i.forgotten {
 		i.mu.Unlock()
-		return errs.New(errs.Unavailable, "the server is shutting down")
+		return i.destroyForgotten()
 	}
 	i.destroyed = true
 	i.mu.Unlock()
@@ -245,10 +246,8 @@ func (i *Instance) Destroy(ctx context.Context) error {
 	if err := i.proc.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
-	select {
-	case <-i.done:
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := i.waitKilled(ctx); err != nil {
+		return err
 	}
 	if i.group != nil {
 		if err := i.group.Remove(ctx); err != nil {
@@ -256,6 +255,47 @@ func (i *Instance) Destroy(ctx context.Context) error {
 		}
 	}
 	return i.clear()
+}
+
+// thawDelay is how long a killed sandbox may take to end before it is taken for frozen.
+const thawDelay = 5 * time.Millisecond
+
+// waitKilled waits for the end of a killed sandbox. PID 1 stays until every process of its namespace
+// has ended, and a frozen one does not end: with the signal on them already, they are thawed and run
+// no instruction more.
+func (i *Instance) waitKilled(ctx context.Context) error {
+	soon := time.NewTimer(thawDelay)
+	defer soon.Stop()
+	select {
+	case <-i.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-soon.C:
+	}
+	if i.group != nil {
+		if err := i.group.Kill(ctx); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-i.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// destroyForgotten says what can be said after the backend was closed: whether it is gone.
+func (i *Instance) destroyForgotten() error {
+	proc, err := i.b.find(i.record)
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	if err == nil {
+		err = proc.Close()
+	}
+	return errors.Join(err, errs.New(errs.Unavailable, "the sandbox runs on and belongs to the next server"))
 }
 
 // clear frees what an instance without processes and groups still holds. The record goes last but one:
@@ -305,6 +345,27 @@ func (i *Instance) closeLocked() error {
 		all = append(all, i.group.Close())
 	}
 	return errors.Join(append(all, i.proc.Close())...)
+}
+
+// scope is a control group's scope that knows its instance.
+type scope struct {
+	*cgroup.Scope
+	i *Instance
+}
+
+// Close implements isolation.Scope. Once the backend was closed, the process and its group belong to
+// the next server, and only the files are closed.
+func (s *scope) Close() error {
+	s.i.mu.Lock()
+	forgotten := s.i.forgotten
+	s.i.mu.Unlock()
+	if !forgotten {
+		return s.Scope.Close()
+	}
+	for _, f := range s.Files() {
+		_ = f.Close()
+	}
+	return nil
 }
 
 // noScope stands in where the host has no control groups.

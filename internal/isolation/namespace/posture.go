@@ -41,7 +41,6 @@ type posture struct {
 	first, count uint32   // the one id range that its user namespace has
 	namespaces   []string // names, sorted
 	separated    bool     // its memory belongs to the outer user namespace
-	walls        wallPosture
 }
 
 // wallPosture is what the kernel says about the thread that forks the sandbox's processes.
@@ -52,7 +51,8 @@ type wallPosture struct {
 	bounding   uint64 // capability bounding set
 }
 
-// observe reads a guest's posture from /proc.
+// observe reads a guest's posture from /proc. Nothing of it can change afterwards: id maps are written
+// once, and a process can enter no namespace without a descriptor of it or rights in it.
 func observe(g *guest) (posture, error) {
 	pid := g.proc.PID()
 	p := posture{namespaces: make([]string, 0, len(g.inodes))}

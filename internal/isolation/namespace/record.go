@@ -31,15 +31,11 @@ type record struct {
 const recordVersion = 1
 
 // newRecord describes a guest that is about to become sandbox id.
-func (b *Backend) newRecord(g *guest, id string) (record, error) {
-	start, err := pidfd.StartTime(g.proc.PID())
-	if err != nil {
-		return record{}, fmt.Errorf("read start time of guest: %w", err)
-	}
+func (b *Backend) newRecord(g *guest, id string) record {
 	return record{
 		Version: recordVersion, ID: id, Name: g.name, Boot: b.boot, PID: g.proc.PID(),
-		Start: start, PIDNS: g.inodes["pid"], First: g.first,
-	}, nil
+		Start: g.start, PIDNS: g.inodes["pid"], First: g.first,
+	}
 }
 
 func (b *Backend) recordPath(name string) string { return filepath.Join(b.cfg.RunDir, name+".json") }

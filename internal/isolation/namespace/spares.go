@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"sync"
+	"time"
 
 	"casemate.dev/internal/linux/cgroup"
 )
@@ -15,6 +16,14 @@ type spares struct {
 	ready   []*guest
 	making  bool
 	stopped bool
+	stop    chan struct{} // closed with stopped
+}
+
+// stopping returns a channel that is closed when no more spares are wanted.
+func (s *spares) stopping() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stop
 }
 
 // take returns a waiting guest that is alive, or nil.
@@ -29,9 +38,12 @@ func (s *spares) take() *guest {
 	return g
 }
 
+// refillDelay keeps the making of spares out of the way of the start that used one up, and of what its
+// caller does next.
+const refillDelay = 10 * time.Millisecond
+
 // takeGuest returns a spare, or starts a guest.
 func (b *Backend) takeGuest(limits cgroup.Limits) (*guest, error) {
-	defer b.refill()
 	for {
 		g := b.spares.take()
 		if g == nil {
@@ -54,7 +66,13 @@ func (b *Backend) refill() {
 		return
 	}
 	s.making = true
-	s.wg.Go(b.makeSpares)
+	s.wg.Go(func() {
+		select {
+		case <-time.After(refillDelay):
+			b.makeSpares()
+		case <-s.stopping():
+		}
+	})
 }
 
 func (b *Backend) makeSpares() {
@@ -97,7 +115,10 @@ func (b *Backend) discard(g *guest) error {
 func (b *Backend) stopSpares() {
 	s := &b.spares
 	s.mu.Lock()
-	s.stopped = true
+	if !s.stopped {
+		s.stopped = true
+		close(s.stop)
+	}
 	s.mu.Unlock()
 	s.wg.Wait()
 	for g := s.take(); g != nil; g = s.take() {

@@ -50,6 +50,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
+	defer b.refill()
 	// From here on every error takes the guest along, and with it its namespaces, mounts, processes
 	// and groups: there is nothing else to undo.
 	// Its record goes last: as long as it lives it must be found.
@@ -74,10 +75,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	defer cancel()
 
 	// The record comes first: from the launch on, the guest no longer ends with the server.
-	r, err := b.newRecord(g, s.ID)
-	if err != nil {
-		return nil, err
-	}
+	r := b.newRecord(g, s.ID)
 	if err := b.writeRecord(r); err != nil {
 		return nil, err
 	}
@@ -183,10 +181,7 @@ func (b *Backend) explainLaunch(ctx context.Context, g *guest, err error) error 
 // verify compares what the kernel says about the guest with what was asked for, and returns what is
 // really in place. Anything less than asked for is an error: nothing here is best effort.
 func (b *Backend) verify(s isolation.Spec, g *guest, wall wallPlan, reply guestwire.LaunchReply) (isolation.Applied, error) {
-	p, err := observe(g)
-	if err != nil {
-		return isolation.Applied{}, err
-	}
+	p := g.posture
 	w, err := observeWalls(g.proc.PID())
 	if err != nil {
 		return isolation.Applied{}, err

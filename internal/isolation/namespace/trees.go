@@ -42,7 +42,7 @@ type treeReply struct {
 func newTrees() (*trees, error) {
 	t := &trees{requests: make(chan treeRequest), done: make(chan struct{})}
 	ready := make(chan error)
-	go t.serve(ready)
+	go offMainThread(func() { t.serve(ready) })
 	if err := <-ready; err != nil {
 		<-t.done
 		return nil, err
@@ -75,11 +75,28 @@ func (t *trees) stop() {
 	<-t.done
 }
 
-// serve runs on a thread of its own, which is never reused: it ends with the goroutine, because the
-// lock is not released.
+// offMainThread runs f locked to a thread that ends with it. Never the main one: that can't end, and
+// /proc/self shows its namespaces as the whole process's.
+func offMainThread(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	// While the main thread is held here, another goroutine gets another one.
+	held := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		close(held)
+		f()
+	}()
+	<-held
+	runtime.UnlockOSThread()
+}
+
+// serve answers requests until stop.
 func (t *trees) serve(ready chan<- error) {
 	defer close(t.done)
-	runtime.LockOSThread()
 	err := enterTreeNamespace()
 	ready <- err
 	if err != nil {

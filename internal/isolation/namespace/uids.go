@@ -100,18 +100,15 @@ func (p *idPool) release(first uint32) {
 	}
 }
 
-// take marks the range of an adopted instance as in use, and reports whether it is ours.
-func (p *idPool) take(first uint32) bool {
+// take marks the range of an adopted instance as in use. It may lie in a block that is another
+// server's by now: that one has seen the instance's processes, and leaves the range alone.
+func (p *idPool) take(first uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if i := slices.Index(p.free, first); i >= 0 {
 		p.free = slices.Delete(p.free, i, i+1)
 	}
-	if !p.owned[first] {
-		return false
-	}
 	p.used[first] = true
-	return true
 }
 
 // claim tries to lock a block; it reports false where the block is another's. The lock's holder keeps

@@ -1,0 +1,42 @@
+// Command casemate-guest is the first process of every sandbox: it builds the sandbox around itself
+// (guest/launch), then serves it (guest). With the argument "files" it is a worker that serves one
+// user's files (guest/files).
+//
+// The server starts it; it is of no use from a shell.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"casemate.dev/internal/guest"
+	"casemate.dev/internal/guest/files"
+	"casemate.dev/internal/guest/launch"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "casemate-guest:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	if len(os.Args) > 1 && os.Args[1] == files.Arg {
+		return files.Main()
+	}
+	s, err := launch.Run()
+	if errors.Is(err, launch.ErrUnclaimed) {
+		return nil // the server went away while this was a spare
+	}
+	if err != nil {
+		return err
+	}
+	return guest.Serve(context.Background(), s.Listener, guest.Config{
+		Spawner:    s.Spawner,
+		SingleUser: !s.Launch.Walls.RootAllowed,
+		User:       s.Launch.User, Dir: s.Launch.Dir, Env: s.Launch.Env,
+	})
+}

@@ -1,0 +1,299 @@
+package namespace
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/rootfs"
+	"casemate.dev/internal/testenv"
+)
+
+// patience bounds every wait for something that must happen.
+const patience = 20 * time.Second
+
+func testLimits() isolation.Limits {
+	return isolation.Limits{MemoryBytes: 256 << 20, CPUs: 2, Pids: 128, OpenFiles: 256, DiskBytes: 64 << 20}
+}
+
+// host is what the backends of one test share: a run directory, id claims, a server id.
+type host struct {
+	t   *testing.T
+	cfg Config
+}
+
+func newHost(t *testing.T, edit ...func(*Config)) *host {
+	t.Helper()
+	testenv.Root(t)
+	run := testenv.RunDir(t)
+	cfg := Config{
+		ServerID: testenv.ServerID(t), RunDir: filepath.Join(run, "r"), IDDir: filepath.Join(run, "ids"),
+		Guest: testenv.Guest(t), Spares: -1, SpareLimits: testLimits(),
+	}
+	for _, e := range edit {
+		e(&cfg)
+	}
+	h := &host{t: t, cfg: cfg}
+	// Runs after every backend was closed: whatever a failed test left goes, so that it harms no other.
+	t.Cleanup(func() {
+		b, err := New(cfg)
+		if err != nil {
+			t.Errorf("open for the last sweep: %v", err)
+			return
+		}
+		if _, err := b.Sweep(context.Background(), nil); err != nil {
+			t.Errorf("last sweep: %v", err)
+		}
+		if b.groups != nil {
+			if err := b.groups.RemoveAll(context.Background()); err != nil {
+				t.Errorf("remove control groups: %v", err)
+			}
+		}
+		_ = b.Close()
+	})
+	return h
+}
+
+func (h *host) backend() *Backend {
+	h.t.Helper()
+	b, err := New(h.cfg)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			h.t.Errorf("close: %v", err)
+		}
+	})
+	return b
+}
+
+// leftovers lists what is on the host of this test's instances.
+func (h *host) leftovers() []string {
+	left := testenv.Leftovers(h.cfg.ServerID)
+	files, _ := os.ReadDir(h.cfg.RunDir)
+	for _, f := range files {
+		left = append(left, "file "+f.Name())
+	}
+	// The server's own directories of control groups stay while the server lives.
+	own := "/casemate-" + h.cfg.ServerID
+	out := left[:0]
+	for _, l := range left {
+		if !strings.HasSuffix(l, own) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// template makes the read-only layer of a root that borrows the host's /usr.
+func template(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "lower")
+	for _, d := range []string{"usr", "etc", "home/user", "root", "tmp", "var/tmp", "proc", "sys", "dev", "run"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{"tmp", "var/tmp"} {
+		if err := unix.Chmod(filepath.Join(dir, d), 0o1777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(filepath.Join(dir, "home/user"), 1000, 1000); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []string{"bin", "sbin", "lib", "lib64"} {
+		if err := os.Symlink("usr/"+l, filepath.Join(dir, l)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, filepath.Join(dir, "etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n")
+	writeFile(t, filepath.Join(dir, "etc/group"), "root:x:0:\ntty:x:5:\nuser:x:1000:\n")
+	return dir
+}
+
+func writeFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writable makes a writable layer of testLimits' size.
+func writable(t *testing.T) (upper, work string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("layer", dir, "tmpfs", 0, fmt.Sprintf("mode=700,size=%d", testLimits().DiskBytes)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount layer: %v", err)
+		}
+	})
+	upper, work = filepath.Join(dir, "upper"), filepath.Join(dir, "work")
+	for _, d := range []string{upper, work} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return upper, work
+}
+
+func newSpec(t *testing.T, p isolation.Profile) isolation.Spec {
+	t.Helper()
+	upper, work := writable(t)
+	return isolation.Spec{
+		ID: id.Sandbox(), Profile: p, Limits: testLimits(),
+		Root: rootfs.Plan{
+			Lowers: []string{template(t)}, Upper: upper, Work: work,
+			Binds: []rootfs.Bind{{Source: "/usr", Target: "/usr"}},
+			Env:   map[string]string{"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+			User:  "user", Dir: "/home/user",
+			Disk: rootfs.DiskLimit{Mechanism: "tmpfs", Bytes: testLimits().DiskBytes},
+		},
+	}
+}
+
+// box is a started and claimed instance.
+type box struct {
+	t      *testing.T
+	inst   *Instance
+	client *guestwire.Client
+}
+
+func start(t *testing.T, b *Backend, spec isolation.Spec) *box {
+	t.Helper()
+	x, err := tryStart(t, b, spec)
+	if err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	return x
+}
+
+func tryStart(t *testing.T, b *Backend, spec isolation.Spec) (*box, error) {
+	t.Helper()
+	ctx := limited(t)
+	inst, err := b.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { destroy(t, inst) })
+	x := &box{t: t, inst: inst.(*Instance), client: guestwire.NewClient(inst.Dial)}
+	if err := x.client.Claim(ctx, guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
+		t.Fatalf("claim: %v", err)
+	}
+	return x, nil
+}
+
+func destroy(t *testing.T, i isolation.Instance) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := i.Destroy(ctx); err != nil {
+		t.Errorf("destroy: %v", err)
+	}
+}
+
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// result is how a process ended and what it wrote.
+type result struct {
+	out, err string
+	info     guestwire.ProcessInfo
+}
+
+func (x *box) run(user string, argv ...string) result {
+	x.t.Helper()
+	r, err := x.tryRun(user, argv...)
+	if err != nil {
+		x.t.Fatalf("run %q: %v", argv, err)
+	}
+	return r
+}
+
+func (x *box) tryRun(user string, argv ...string) (result, error) {
+	x.t.Helper()
+	p := guestwire.StartProcess{ID: id.New(id.Process), Argv: argv, User: user}
+	scope, err := x.inst.NewScope(limited(x.t), p.ID)
+	if err != nil {
+		return result{}, err
+	}
+	defer func() {
+		if err := scope.Close(); err != nil {
+			x.t.Errorf("close scope: %v", err)
+		}
+	}()
+	p.Scope = scope.Layout()
+	_, s, err := x.client.Run(limited(x.t), guestwire.RunProcess{Start: p, Output: guestwire.OutputRequest{Follow: true}}, scope.Files())
+	if err != nil {
+		return result{}, err
+	}
+	defer s.Close()
+	var out, errText bytes.Buffer
+	for {
+		item, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			return result{out.String(), errText.String(), s.Info()}, nil
+		}
+		if err != nil {
+			return result{}, err
+		}
+		if item.Stream == guestwire.Stderr {
+			errText.Write(item.Data)
+		} else {
+			out.Write(item.Data)
+		}
+	}
+}
+
+// sh runs a script as the default user and returns what it printed on both streams.
+func (x *box) sh(script string) string { return x.shAs("", script) }
+
+func (x *box) shAs(user, script string) string {
+	x.t.Helper()
+	r := x.run(user, "sh", "-c", script)
+	return strings.TrimSpace(r.out + r.err)
+}
+
+// pid returns the host pid of PID 1.
+func (x *box) pid() int { return x.inst.proc.PID() }
+
+func recordOf(t *testing.T, i isolation.Instance) record {
+	t.Helper()
+	var r record
+	if err := json.Unmarshal(i.Record(), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func wants(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
+
+func procFile(pid int, name string) string { return fmt.Sprintf("/proc/%d/%s", pid, name) }
