@@ -73,6 +73,13 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.Defaults.Start, errs.New(errs.DeadlineExceeded,
 		"the sandbox did not start within %s (start timeout)", m.cfg.Defaults.Start))
 	defer cancel()
+	// One that is alive is found when the place is taken; ids of stopped ones belong to their record.
+	if _, known, err := m.db.GetSandbox(ctx, sandboxID); err != nil || known {
+		if err == nil {
+			err = errs.New(errs.AlreadyExists, "sandbox %s exists, or has been", sandboxID).WithHint("leave the id out")
+		}
+		return nil, err
+	}
 	b, err := m.reserve(p, s, sandboxID, cancel)
 	if err != nil {
 		return nil, err
