@@ -215,8 +215,9 @@ func (a *app) confirm(question string) (bool, error) {
 		return false, errs.New(errs.InvalidArgument, "nobody is here to ask").WithHint("use --yes to apply without asking")
 	}
 	fmt.Fprintf(a.stderr, "%s [y/N] ", clean(question))
-	line, err := bufio.NewReader(a.stdin).ReadString('\n')
-	if err != nil {
+	// Without a whole line the answer is no.
+	line, _ := bufio.NewReader(a.stdin).ReadString('\n')
+	if !strings.HasSuffix(line, "\n") {
 		fmt.Fprintln(a.stderr)
 		return false, nil
 	}

@@ -160,7 +160,7 @@ func replaceFile(root *os.Root, name string, r io.Reader, mode fs.FileMode) (int
 		err = root.Rename(temp, name)
 	}
 	if err != nil {
-		root.Remove(temp)
+		err = errors.Join(err, root.Remove(temp))
 	}
 	return n, err
 }
@@ -172,8 +172,7 @@ func replaceLink(root *os.Root, name, target string) error {
 		return err
 	}
 	if err := root.Rename(temp, name); err != nil {
-		root.Remove(temp)
-		return err
+		return errors.Join(err, root.Remove(temp))
 	}
 	return nil
 }

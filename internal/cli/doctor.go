@@ -124,7 +124,7 @@ func (a *app) askTemporary(ctx context.Context) (host *client.Host, err error) {
 	}
 	exited := make(chan struct{})
 	go func() {
-		child.Wait() // the log tells why
+		_ = child.Wait() // the log tells why
 		close(exited)
 	}()
 	defer func() { stop(); <-exited }()

@@ -30,7 +30,7 @@ the command writes stays, unless you --keep the sandbox.
 ` + exitCodes,
 		Example: `  casemate run -- python3 -c 'print(6*7)'
   casemate run --timeout 10s --memory 256m -- ./untrusted.sh
-  casemate run --workspace . --keep --name fix -- sh -c 'sed -i s/teh/the/ README'
+  casemate run --workspace . --keep --name fix -- sh -c 'sed -i s/old/new/ README'
   casemate run -it bash`,
 		Args: atLeast(1, "a command"),
 		RunE: func(cmd *cobra.Command, args []string) error {

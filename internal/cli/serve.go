@@ -119,7 +119,7 @@ func (a *app) logger(verbose bool) *slog.Logger {
 		level = slog.LevelDebug
 	}
 	if a.color(a.stderr) {
-		return slog.New(tint.NewHandler(a.stderr, &tint.Options{Level: level, TimeFormat: "15:04:05.000"}))
+		return slog.New(tint.NewTextHandler(a.stderr, &tint.Options{Level: level, TimeFormat: "15:04:05.000"}))
 	}
 	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: level}))
 }

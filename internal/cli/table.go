@@ -77,7 +77,7 @@ func (t *table) write(w io.Writer, color bool) {
 	for _, r := range t.rows {
 		t.line(&b, r, widths, color)
 	}
-	io.WriteString(w, b.String())
+	_, _ = io.WriteString(w, b.String()) // a closed pipe shows at the next write that matters
 }
 
 func (t *table) line(b *strings.Builder, row []cell, widths []int, color bool) {

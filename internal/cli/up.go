@@ -115,12 +115,12 @@ func (a *app) up(ctx context.Context, cfg server.Config, args []string) error {
 	}
 	exited := make(chan struct{})
 	go func() {
-		child.Wait() // the log tells why
+		_ = child.Wait() // the log tells why
 		close(exited)
 	}()
 	if err := awaitServer(ctx, cfg.UnixSocket, exited); err != nil {
 		if ctx.Err() != nil {
-			child.Process.Signal(syscall.SIGTERM)
+			_ = child.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 			<-exited
 		}
 		a.logTail(filepath.Join(cfg.RunDir, logFile), begin)

@@ -4,5 +4,4 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *app) selftestCmd() *cobra.Command { return &cobra.Command{Use: "selftest"} }
 func (a *app) benchCmd() *cobra.Command    { return &cobra.Command{Use: "bench"} }
