@@ -23,7 +23,7 @@ import (
 
 // harness is the API over a Manager with the fake backend, behind a real HTTP server.
 type harness struct {
-	t       *testing.T
+	t       testing.TB
 	api     *API
 	fake    *fake.Backend
 	url     string
@@ -78,7 +78,7 @@ func (b *syncBuffer) String() string {
 }
 
 // newHarness starts a server; shape may change its configuration.
-func newHarness(t *testing.T, shape ...func(*Config)) *harness {
+func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	t.Helper()
 	db, err := store.Open(store.Config{Dir: t.TempDir()})
 	if err != nil {
