@@ -25,6 +25,12 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 			return a, fmt.Errorf("join control group: %w", err)
 		}
 	}
+	// Seen from a control group namespace that begins here, the payload's group (version 2: the
+	// sandbox's) is "/": processes inside learn no name of the host's (cgroup_namespaces(7)). Children
+	// inherit it.
+	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+		return a, fmt.Errorf("unshare control group namespace: %w", err)
+	}
 	// 2. Processors, which every child inherits; nproc inside reads this.
 	if len(w.CPUs) > 0 {
 		if err := setCPUs(w.CPUs); err != nil {
