@@ -182,7 +182,7 @@ func (i *Instance) Thaw(ctx context.Context) error {
 	return i.group.Thaw(ctx)
 }
 
-// Usage implements isolation.Instance. DiskBytes is left to who knows the layers.
+// Usage implements isolation.Instance.
 func (i *Instance) Usage(_ context.Context) (isolation.Usage, error) {
 	if err := i.needGroup("measure"); err != nil {
 		return isolation.Usage{}, err
@@ -191,9 +191,13 @@ func (i *Instance) Usage(_ context.Context) (isolation.Usage, error) {
 	if err != nil {
 		return isolation.Usage{}, err
 	}
+	used, err := i.record.Disk.used()
+	if err != nil {
+		return isolation.Usage{}, err
+	}
 	return isolation.Usage{
 		CPU: u.CPU, MemoryBytes: u.MemoryBytes, MemoryPeak: u.MemoryPeak, Pids: u.Pids,
-		OOMKills: u.OOMKills, ObservedByHost: true,
+		DiskBytes: used, OOMKills: u.OOMKills, ObservedByHost: true,
 	}, nil
 }
 

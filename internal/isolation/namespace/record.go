@@ -24,16 +24,17 @@ type record struct {
 	Start   uint64 `json:"start"`  // in clock ticks after boot
 	PIDNS   string `json:"pid_ns"` // "pid:[inode]"
 	First   uint32 `json:"first"`  // of the id range
+	Disk    disk   `json:"disk"`
 	// Applied is what was put in place, once that is known.
 	Applied *isolation.Applied `json:"applied,omitempty"`
 }
 
 const recordVersion = 1
 
-// newRecord describes a guest that is about to become sandbox id.
-func (b *Backend) newRecord(g *guest, id string) record {
+// newRecord describes a guest that is about to become a sandbox.
+func (b *Backend) newRecord(g *guest, s isolation.Spec) record {
 	return record{
-		Version: recordVersion, ID: id, Name: g.name, Boot: b.boot, PID: g.proc.PID(),
+		Version: recordVersion, ID: s.ID, Disk: disk{s.Root.Disk.Mechanism, s.Root.Upper}, Name: g.name, Boot: b.boot, PID: g.proc.PID(),
 		Start: g.start, PIDNS: g.inodes["pid"], First: g.first,
 	}
 }

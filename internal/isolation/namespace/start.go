@@ -75,7 +75,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	defer cancel()
 
 	// The record comes first: from the launch on, the guest no longer ends with the server.
-	r := b.newRecord(g, s.ID)
+	r := b.newRecord(g, s)
 	if err := b.writeRecord(r); err != nil {
 		return nil, err
 	}
