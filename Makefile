@@ -116,7 +116,7 @@ $(TOOLS)/.stamp: tools/go.mod tools/go.sum
 
 .PHONY: generate
 generate: $(TOOLS)/.stamp ## Generate code and the OpenAPI document from proto/, and docs/cli
-	cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
+	CASEMATE_TOOLS="$(CURDIR)/$(TOOLS)" proto/generate.sh
 	$(MAKE) docs
 
 .PHONY: docs

@@ -91,6 +91,9 @@ func (a *API) newREST() (http.Handler, error) {
 			mux.ServeHTTP(w, r)
 			return
 		}
+		if ct := r.Header.Get("Content-Type"); ct == "" || strings.HasPrefix(ct, "application/x-www-form-urlencoded") {
+			r.Header.Set("Content-Type", "application/json") // what curl says of any -d; there are no forms here
+		}
 		rw := &restWriter{ResponseWriter: w}
 		schema.ServeHTTP(rw, r)
 		rw.finish("")
