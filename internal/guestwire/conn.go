@@ -1,6 +1,7 @@
 package guestwire
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -147,6 +148,17 @@ func (c *Conn) Output(s Stream, offset int64, data []byte) error {
 	c.out = AppendOutput(c.out[:0], s, offset, data)
 	_, err := c.Write(c.out)
 	return err
+}
+
+// OutputHeader is how many bytes PutOutput puts before the data.
+const OutputHeader = headerLen + outputLen
+
+// PutOutput makes a FrameOutput of buf, whose first OutputHeader bytes it fills in; the rest is the
+// data, at most ChunkSize. So output goes from a buffer to the socket without another copy.
+func PutOutput(buf []byte, s Stream, offset int64) {
+	b := appendHeader(buf[:0], FrameOutput, len(buf)-headerLen)
+	b = append(b, byte(s))
+	binary.BigEndian.AppendUint64(b, uint64(offset))
 }
 
 // Gap tells that output between two offsets is gone.

@@ -1,0 +1,61 @@
+package guest
+
+import (
+	"path"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guest/account"
+	"casemate.dev/internal/guestwire"
+)
+
+// maxHostname is the kernel's bound (uname(2)).
+const maxHostname = 64
+
+// claim gives the sandbox its identity: all of it, or on error nothing, and only once.
+func (g *Guest) claim(r guestwire.Claim) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.id.claimed {
+		return errs.New(errs.FailedPrecondition, "the sandbox has been claimed")
+	}
+	id := identity{claimed: true, claim: r, user: g.id.user, dir: g.id.dir}
+	if r.User != "" {
+		id.user = r.User
+	}
+	if r.Dir != "" {
+		id.dir = r.Dir
+	}
+	if err := g.checkClaim(&id); err != nil {
+		return err
+	}
+	if r.Hostname != "" {
+		if err := unix.Sethostname([]byte(r.Hostname)); err != nil {
+			return errs.Wrap(err, errs.Internal, "cannot set the host name: %v", err)
+		}
+	}
+	g.id = id
+	return nil
+}
+
+// checkClaim finds what would otherwise fail every later call.
+func (g *Guest) checkClaim(id *identity) error {
+	if len(id.claim.Hostname) > maxHostname {
+		return errs.New(errs.InvalidArgument, "the host name has %d bytes, limit %d", len(id.claim.Hostname), maxHostname)
+	}
+	if id.dir != "" && !path.IsAbs(id.dir) {
+		return errs.New(errs.InvalidArgument, "the default directory is not absolute: %s", quote(id.dir))
+	}
+	u, err := g.book.Lookup(id.user)
+	if err != nil {
+		return err
+	}
+	if g.cfg.SingleUser {
+		if own, err := g.book.Lookup(g.id.user); err != nil || own.UID != u.UID {
+			return errs.New(errs.PermissionDenied, "everything in this sandbox runs as user %s", quote(g.id.user))
+		}
+	}
+	_, err = environment(account.User{}, false, g.cfg.Env, id.claim.Env)
+	return err
+}

@@ -1,0 +1,284 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guest/files"
+	"casemate.dev/internal/guest/spawn"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/testenv"
+)
+
+// initArg makes the test binary the first process of a sandbox.
+const initArg = "guest-init"
+
+// setup tells the first process what to be.
+type setup struct {
+	SingleUser bool
+	Output     int64
+	User       string
+	// Hook is asked of the process before it serves: attacks on the guest itself.
+	Dev string // directory to put on /dev/pts instead of a devpts
+}
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case initArg:
+			fail(runInit())
+		case files.Arg:
+			fail(files.Main())
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, os.Args[1]+":", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// hostUID is the first of the uids that test sandboxes use.
+const hostUID = 900_000_000
+
+// start runs a guest in new namespaces with a small root of its own, and returns a client of it.
+func start(t testing.TB, s setup) *guestwire.Client {
+	c, _ := startPID(t, s)
+	return c
+}
+
+func startPID(t testing.TB, s setup) (*guestwire.Client, int) {
+	t.Helper()
+	testenv.Root(t)
+	dir := testenv.RunDir(t)
+	path := filepath.Join(dir, "g")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	lf, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+	conf, _ := json.Marshal(s)
+	root := filepath.Join(dir, "root")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", initArg, string(conf), root)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.Env = []string{}
+	cmd.ExtraFiles = []*os.File{lf}
+	ids := []syscall.SysProcIDMap{{HostID: hostUID, Size: 65536}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS |
+			unix.CLONE_NEWNET | unix.CLONE_NEWIPC,
+		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+		Credential: &syscall.Credential{}, Pdeathsig: syscall.SIGKILL,
+	}
+	// Pdeathsig is about the thread that forked.
+	forked := make(chan error)
+	stop := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		forked <- cmd.Start()
+		<-stop
+	}()
+	if err := <-forked; err != nil {
+		t.Fatal(err)
+	}
+	_ = lf.Close()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		close(stop)
+	})
+	c := guestwire.NewClient(func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	})
+	testenv.Eventually(t, 10*time.Second, "guest answers", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Status(ctx)
+		return err == nil
+	})
+	return c, cmd.Process.Pid
+}
+
+// runInit builds a root and serves.
+func runInit() error {
+	var s setup
+	if err := json.Unmarshal([]byte(os.Args[2]), &s); err != nil {
+		return err
+	}
+	// What the test's own parents left open must not reach the processes.
+	if err := unix.CloseRange(4, 1<<30, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return err
+	}
+	if err := buildRoot(os.Args[3], s); err != nil {
+		return fmt.Errorf("build root: %w", err)
+	}
+	lf := os.NewFile(3, "listener")
+	l, err := net.FileListener(lf)
+	_ = lf.Close()
+	if err != nil {
+		return err
+	}
+	user := s.User
+	if user == "" {
+		user = "user"
+	}
+	spawner, err := newSpawner()
+	if err != nil {
+		return err
+	}
+	return Serve(context.Background(), l, Config{
+		Spawner: spawner, SingleUser: s.SingleUser, User: user, Output: s.Output,
+		Env: map[string]string{"FROM": "template", "LAYER": "template"},
+	})
+}
+
+const passwd = `root:x:0:0:root:/root:/bin/sh
+user:x:1000:1000:User:/home/user:/bin/bash
+other:x:1001:1001::/home/other:
+broken line
+bad:x:notanumber:0::/:/bin/sh
+`
+
+const group = `root:x:0:
+user:x:1000:
+tty:x:5:
+extra:x:2000:other,user
+nobody-in:x:2001:other
+`
+
+// buildRoot makes a root of tmpfs with the host's programs, and makes it the process's own.
+func buildRoot(root string, s setup) error {
+	if err := loopback(); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "mode=755"); err != nil {
+		return err
+	}
+	for _, d := range []string{"usr", "etc", "dev", "proc", "tmp", "root", "home", "home/user", "home/other", "run", "old"} {
+		if err := os.Mkdir(filepath.Join(root, d), 0o755); err != nil {
+			return err
+		}
+	}
+	steps := []error{
+		os.Chmod(filepath.Join(root, "tmp"), 0o1777),
+		os.Chown(filepath.Join(root, "home/user"), 1000, 1000),
+		os.Chown(filepath.Join(root, "home/other"), 1001, 1001),
+		os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(passwd), 0o644),
+		os.WriteFile(filepath.Join(root, "etc/group"), []byte(group), 0o644),
+		unix.Mount("/usr", filepath.Join(root, "usr"), "", unix.MS_BIND, ""),
+		unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""),
+		os.Symlink("/proc/self/fd", filepath.Join(root, "dev/fd")),
+		os.Symlink("/proc/self/fd/0", filepath.Join(root, "dev/stdin")),
+		os.Symlink("/proc/self/fd/1", filepath.Join(root, "dev/stdout")),
+		os.Symlink("/proc/self/fd/2", filepath.Join(root, "dev/stderr")),
+		os.Symlink("pts/ptmx", filepath.Join(root, "dev/ptmx")),
+		os.Mkdir(filepath.Join(root, "dev/pts"), 0o755),
+	}
+	for _, link := range []string{"bin", "sbin", "lib", "lib64"} {
+		steps = append(steps, os.Symlink("usr/"+link, filepath.Join(root, link)))
+	}
+	for _, dev := range []string{"null", "zero", "urandom", "tty"} {
+		p := filepath.Join(root, "dev", dev)
+		steps = append(steps, os.WriteFile(p, nil, 0o666), unix.Mount("/dev/"+dev, p, "", unix.MS_BIND, ""))
+	}
+	if s.Dev == "" {
+		steps = append(steps, unix.Mount("devpts", filepath.Join(root, "dev/pts"), "devpts", 0,
+			"newinstance,ptmxmode=0666,mode=0620,gid=5"))
+	}
+	steps = append(steps,
+		unix.PivotRoot(root, filepath.Join(root, "old")),
+		os.Chdir("/"),
+		unix.Unmount("/old", unix.MNT_DETACH),
+		os.Remove("/old"),
+	)
+	return errors.Join(steps...)
+}
+
+func loopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
+}
+
+// plain starts processes without walls.
+type plain struct{}
+
+func newSpawner() (Spawner, error) { return plain{}, nil }
+
+func (plain) Start(a spawn.Attr) (int, error) {
+	attr := &syscall.ProcAttr{
+		Dir: a.Dir, Env: a.Env, Files: a.Files,
+		Sys: &syscall.SysProcAttr{
+			Credential: &syscall.Credential{Uid: a.UID, Gid: a.GID, Groups: a.Groups}, Setsid: a.Setsid,
+		},
+	}
+	if a.Ctty >= 0 {
+		attr.Sys.Setctty, attr.Sys.Ctty = true, a.Ctty
+	}
+	err := error(unix.ENOENT)
+	for _, p := range a.Paths {
+		pid, e := syscall.ForkExec(p, a.Argv, attr)
+		if e == nil {
+			return pid, nil
+		}
+		if e != unix.ENOENT {
+			err = e
+		}
+	}
+	return 0, &spawn.Error{Step: spawn.StepExec, Err: err}
+}
+
+func (plain) StartWorker(w spawn.Worker) (int, error) {
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	return syscall.ForkExec("/proc/self/exe", append([]string{"guest"}, w.Args...), &syscall.ProcAttr{
+		Dir: "/", Env: w.Env, Files: []uintptr{null.Fd(), null.Fd(), 2, w.Socket.Fd()},
+		Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.UID, Gid: w.GID, Groups: w.Groups}},
+	})
+}
+
+// serial numbers process ids.
+func (r *runner) serial() string {
+	r.n++
+	return "p" + strconv.Itoa(r.n)
+}

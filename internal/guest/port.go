@@ -1,0 +1,138 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+)
+
+// dialLimit bounds connecting to a port: it is on this very machine.
+const dialLimit = 5 * time.Second
+
+// dial connects to a TCP port of the sandbox and joins it with the call's connection.
+func (g *Guest) dial(c *guestwire.Conn, call guestwire.Call) error {
+	var r guestwire.DialRequest
+	if err := guestwire.Unmarshal(call.Body, &r); err != nil {
+		return badBody(err)
+	}
+	port, err := dialPort(r)
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	if err := c.Reply(nil); err != nil {
+		return err
+	}
+	join(c.Conn, port)
+	return nil
+}
+
+func dialPort(r guestwire.DialRequest) (net.Conn, error) {
+	if r.Network != "" && r.Network != "tcp" {
+		return nil, errs.New(errs.InvalidArgument, "unknown network: %s", quote(r.Network))
+	}
+	if r.Port < 1 || r.Port > 65535 {
+		return nil, errs.New(errs.InvalidArgument, "no such port: %d", r.Port)
+	}
+	hosts := []string{"127.0.0.1", "::1"}
+	if r.Host != "" {
+		// A name would be looked up by the guest, through files that the sandbox's code wrote.
+		if net.ParseIP(r.Host) == nil {
+			return nil, errs.New(errs.InvalidArgument, "not an address: %s", quote(r.Host))
+		}
+		hosts = []string{r.Host}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialLimit)
+	defer cancel()
+	var all error
+	for _, host := range hosts {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(r.Port)))
+		if err == nil {
+			return conn, nil
+		}
+		all = errors.Join(all, err)
+	}
+	if errors.Is(all, unix.ECONNREFUSED) {
+		return nil, errs.Wrap(all, errs.Unavailable, "nothing listens on port %d", r.Port)
+	}
+	return nil, errs.Wrap(all, errs.Unavailable, "port %d can't be reached", r.Port)
+}
+
+// join moves bytes both ways until both are done. The end of one way is handed on as such, so that
+// protocols which close one way only work. Go moves the bytes with splice(2).
+func join(a, b net.Conn) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		oneWay(b, a)
+	}()
+	oneWay(a, b)
+	<-done
+}
+
+func oneWay(dst, src net.Conn) {
+	_, err := io.Copy(dst, src)
+	if half, ok := dst.(interface{ CloseWrite() error }); ok && err == nil {
+		_ = half.CloseWrite()
+		return
+	}
+	// After an error neither way is of use.
+	_ = dst.Close()
+	_ = src.Close()
+}
+
+// maxSocketTable bounds /proc/net/tcp as far as it is read: 150 bytes for each socket.
+const maxSocketTable = 16 << 20
+
+// listenings returns the TCP ports that something listens on.
+func listenings() ([]int, error) {
+	var ports []int
+	for _, name := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
+		f, err := os.Open(name)
+		if err != nil {
+			if errors.Is(err, os.ErrNotExist) {
+				continue // no IPv6
+			}
+			return nil, err
+		}
+		b, err := io.ReadAll(io.LimitReader(f, maxSocketTable))
+		_ = f.Close()
+		if err != nil {
+			return nil, err
+		}
+		ports = append(ports, parseListenings(b)...)
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports), nil
+}
+
+// parseListenings reads proc_pid_net(5): "sl local_address rem_address st …", addresses as
+// HEX:PORT, and st 0A is TCP_LISTEN.
+func parseListenings(b []byte) []int {
+	var ports []int
+	for line := range bytes.SplitSeq(b, []byte("\n")) {
+		f := bytes.Fields(line)
+		if len(f) < 4 || string(f[3]) != "0A" {
+			continue
+		}
+		_, hex, ok := bytes.Cut(f[1], []byte(":"))
+		if !ok {
+			continue
+		}
+		if port, err := strconv.ParseUint(string(hex), 16, 16); err == nil {
+			ports = append(ports, int(port))
+		}
+	}
+	return ports
+}

@@ -1,0 +1,97 @@
+package guest
+
+import (
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
+)
+
+// chunkSize is what is read from a pipe at once.
+const chunkSize = 32 << 10
+
+// chunks lends buffers, so that a pipe on which nothing comes holds none.
+type chunks struct{ pool sync.Pool }
+
+func (c *chunks) get() *[chunkSize]byte {
+	if b, ok := c.pool.Get().(*[chunkSize]byte); ok {
+		return b
+	}
+	return new([chunkSize]byte)
+}
+
+func (c *chunks) put(b *[chunkSize]byte) { c.pool.Put(b) }
+
+// pump moves what a process prints into its buffer, until every writer has closed the stream.
+func (p *process) pump(f *os.File, s guestwire.Stream, lend *chunks) {
+	defer p.pumped(f)
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		buf, n := receive(raw, lend)
+		if buf == nil {
+			return
+		}
+		if n > 0 {
+			p.print(s, buf[:n])
+		}
+		lend.put(buf)
+		if n <= 0 {
+			return
+		}
+	}
+}
+
+// receive waits for bytes and only then takes a buffer for them. It returns none where the
+// descriptor is of no further use. n is 0 at the end of a pipe; a terminal whose last process has
+// gone gives EIO instead (pty(7)).
+func receive(raw syscall.RawConn, lend *chunks) (buf *[chunkSize]byte, n int) {
+	err := raw.Read(func(fd uintptr) bool {
+		buf = lend.get()
+		for {
+			var err error
+			n, err = unix.Read(int(fd), buf[:])
+			switch err {
+			case unix.EINTR:
+				continue
+			case unix.EAGAIN:
+				lend.put(buf)
+				buf = nil
+				return false // the poller wakes us
+			}
+			return true
+		}
+	})
+	if err != nil {
+		return nil, 0
+	}
+	return buf, n
+}
+
+// print puts bytes into the buffer, which may wait for a holder.
+func (p *process) print(s guestwire.Stream, b []byte) {
+	p.mu.Lock()
+	p.busy++
+	p.mu.Unlock()
+	p.out.Append(s, b)
+	now := time.Now()
+	p.mu.Lock()
+	p.busy--
+	p.last = now
+	p.mu.Unlock()
+}
+
+// pumped notes that a stream has reached its end.
+func (p *process) pumped(f *os.File) {
+	_ = f.Close()
+	p.mu.Lock()
+	p.open--
+	p.mu.Unlock()
+	p.settle()
+}

@@ -1,0 +1,151 @@
+package guest
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+)
+
+// reaper waits for every child of PID 1: processes, workers, and orphans that the kernel gives it.
+// Nothing else in the guest may wait.
+//
+// A pid means something only until its zombie is reaped; then the kernel may give it to another
+// process. So reaping and the table of pids change together under one lock, and a signal is sent
+// under that lock to a child that is still in the table.
+type reaper struct {
+	orphaned func() // called after an orphan was reaped; must not block
+
+	// mu guards the fields below.
+	mu       sync.Mutex
+	children map[int]*child
+	starting int          // starts under way
+	early    map[int]exit // unknown pids that ended while a start was under way
+	started  *sync.Cond   // a child may exist
+	born     uint64       // counts starts, so that none is missed between a look and a wait
+}
+
+// exit is how a child ended.
+type exit struct {
+	status unix.WaitStatus
+	usage  unix.Rusage
+}
+
+// child is a process that was started and not yet reaped.
+type child struct {
+	r     *reaper
+	pid   int
+	ended func(exit) // called by the reaper; must not block
+	gone  bool       // guarded by r.mu
+}
+
+func newReaper(orphaned func()) *reaper {
+	r := &reaper{orphaned: orphaned, children: make(map[int]*child), early: make(map[int]exit)}
+	r.started = sync.NewCond(&r.mu)
+	return r
+}
+
+// start runs fork, which returns the pid of a new child, and calls ended when that child has ended:
+// maybe before start returns.
+func (r *reaper) start(fork func() (int, error), ended func(exit)) (*child, error) {
+	r.mu.Lock()
+	r.starting++
+	r.mu.Unlock()
+
+	pid, err := fork()
+
+	r.mu.Lock()
+	r.starting--
+	r.born++
+	c := &child{r: r, pid: pid, ended: ended}
+	e, isEarly := r.early[pid]
+	switch {
+	case err != nil:
+		// A child that failed before it executed is an unknown pid like any orphan.
+	case isEarly:
+		c.gone = true
+		delete(r.early, pid)
+	default:
+		r.children[pid] = c
+	}
+	if r.starting == 0 {
+		clear(r.early)
+	}
+	r.started.Broadcast()
+	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if isEarly {
+		ended(e)
+	}
+	return c, nil
+}
+
+// run reaps until the process ends. It blocks a thread in the kernel rather than wait for SIGCHLD,
+// which would pass through three goroutines before it arrives here.
+func (r *reaper) run() {
+	for {
+		r.mu.Lock()
+		seen := r.born
+		r.mu.Unlock()
+		// WNOWAIT leaves the zombie, and with it the pid, until the table's lock is held.
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		switch err {
+		case nil:
+			r.reap()
+		case unix.ECHILD:
+			// No child means no descendant, so nothing ends before something is started.
+			r.mu.Lock()
+			for r.born == seen {
+				r.started.Wait()
+			}
+			r.mu.Unlock()
+		}
+	}
+}
+
+// reap takes every zombie there is.
+func (r *reaper) reap() {
+	var orphans bool
+	for {
+		var e exit
+		r.mu.Lock()
+		pid, err := unix.Wait4(-1, &e.status, unix.WNOHANG, &e.usage)
+		if pid <= 0 || err != nil {
+			r.mu.Unlock()
+			if err == unix.EINTR {
+				continue
+			}
+			break
+		}
+		c := r.children[pid]
+		if c != nil {
+			c.gone = true
+			delete(r.children, pid)
+		} else {
+			orphans = true
+			if r.starting > 0 {
+				r.early[pid] = e
+			}
+		}
+		r.mu.Unlock()
+		if c != nil {
+			c.ended(e)
+		}
+	}
+	if orphans && r.orphaned != nil {
+		r.orphaned()
+	}
+}
+
+// signal sends a signal to the child itself, unless it has ended.
+func (c *child) signal(sig unix.Signal) error {
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	if c.gone {
+		return errs.New(errs.FailedPrecondition, "the process has ended")
+	}
+	return unix.Kill(c.pid, sig)
+}

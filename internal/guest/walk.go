@@ -1,0 +1,153 @@
+package guest
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// markVariable tells the descendants of a process that has no scope.
+const markVariable = "CASEMATE_PROCESS"
+
+// descent is a tree found in /proc: what descends from the first process by parentage, what is in its
+// session, and what still carries its mark in the environment.
+type descent struct {
+	pid  int // set once the first process runs
+	mark string
+}
+
+// maxEnviron bounds how much of a process's environment is searched.
+const maxEnviron = 256 << 10
+
+func (d *descent) pids() ([]int, error) {
+	if d.pid == 0 {
+		return nil, nil
+	}
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	member := d.members(all)
+	var pids []int
+	for _, p := range all {
+		if member[p.pid] || d.marked(p.pid) {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids, nil
+}
+
+// members follows parentage and session. The number of a session stays taken while the session has
+// members, so as long as no process has that pid itself, the session is the first process's.
+func (d *descent) members(all []procStat) map[int]bool {
+	member := map[int]bool{}
+	lead := false
+	for _, p := range all {
+		if p.pid == d.pid {
+			lead = true
+			// A zombie that waits for the reaper, or another process that got the number later: that
+			// one has a session of its own and another parent than the guest, or no mark.
+			member[p.pid] = p.parent == os.Getpid()
+		}
+	}
+	for grew := true; grew; {
+		grew = false
+		for _, p := range all {
+			in := member[p.parent] || p.session == d.pid && (!lead || member[d.pid])
+			if in && !member[p.pid] {
+				member[p.pid] = true
+				grew = true
+			}
+		}
+	}
+	return member
+}
+
+func (d *descent) marked(pid int) bool {
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	env, _ := io.ReadAll(io.LimitReader(f, maxEnviron))
+	want := []byte(markVariable + "=" + d.mark)
+	for v := range bytes.SplitSeq(env, []byte{0}) {
+		if bytes.Equal(v, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// kill stops everything first, so that less forks away, then ends it, until nothing is found.
+func (d *descent) kill() error {
+	return killUntilEmpty(func() ([]int, error) {
+		pids, err := d.pids()
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGSTOP)
+		}
+		if more, err := d.pids(); err == nil {
+			pids = more
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		return pids, err
+	})
+}
+
+func (d *descent) close() {}
+
+// procStat is what parentage needs of /proc/PID/stat.
+type procStat struct {
+	pid, parent, session int
+}
+
+// processes lists all processes of the sandbox but the guest itself.
+func processes() ([]procStat, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]procStat, 0, len(names))
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		b, err := os.ReadFile("/proc/" + name + "/stat")
+		if err != nil {
+			continue // it has ended
+		}
+		if p, ok := parseStat(b); ok {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// parseStat reads proc_pid_stat(5). The name of the program is in parentheses and may hold any byte,
+// so the fields are counted from the last one that closes. Zombies are left out: they are dead.
+func parseStat(b []byte) (procStat, bool) {
+	end := bytes.LastIndexByte(b, ')')
+	begin := bytes.IndexByte(b, ' ')
+	if begin < 0 || end < begin {
+		return procStat{}, false
+	}
+	f := bytes.Fields(b[end+1:])
+	if len(f) < 4 || f[0][0] == 'Z' || f[0][0] == 'X' {
+		return procStat{}, false
+	}
+	pid, err1 := strconv.Atoi(string(b[:begin]))
+	parent, err2 := strconv.Atoi(string(f[1]))
+	session, err3 := strconv.Atoi(string(f[3]))
+	return procStat{pid: pid, parent: parent, session: session}, err1 == nil && err2 == nil && err3 == nil
+}
