@@ -75,7 +75,7 @@ func (a *app) apply(ctx context.Context, r *review, o applyOptions) error {
 		return done(0)
 	}
 	if !o.yes {
-		ok, err := a.confirm(fmt.Sprintf("Apply %d changes to %s?", len(take), r.ws.GetSource()))
+		ok, err := a.confirm(fmt.Sprintf("Apply %s to %s?", plural(int64(len(take)), "change", "changes"), r.ws.GetSource()))
 		if err != nil {
 			return err
 		}

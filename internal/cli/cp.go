@@ -92,7 +92,7 @@ func (c *copier) summary() error {
 		return c.app.printJSON(map[string]any{"files": c.files, "bytes": c.bytes, "skipped": c.skipped})
 	}
 	if _, tty := terminal(c.app.stderr); tty {
-		c.app.note("%d files, %s", c.files, formatSize(c.bytes))
+		c.app.note("%s, %s", plural(int64(c.files), "file", "files"), formatSize(c.bytes))
 	}
 	return nil
 }

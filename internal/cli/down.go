@@ -77,7 +77,7 @@ func (a *app) down(ctx context.Context, runDir string, sandboxes bool) error {
 	}
 	fmt.Fprintln(a.stdout, "casemate is down")
 	if left > 0 {
-		a.note("%d sandboxes go on; the next \"casemate up\" takes them up again", left)
+		a.note("%s left running; the next \"casemate up\" takes over again", plural(int64(left), "sandbox is", "sandboxes are"))
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (a *app) endSandboxes(ctx context.Context, socket string, end bool) (int, e
 		}
 	}
 	if len(list) > 0 {
-		a.note("%d sandboxes ended", len(list))
+		a.note("%s ended", plural(int64(len(list)), "sandbox", "sandboxes"))
 	}
 	return 0, nil
 }

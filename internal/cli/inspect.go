@@ -126,7 +126,7 @@ func (v view) state() string {
 	var parts []string
 	switch sb.GetState() {
 	case "stopped":
-		parts = append(parts, "stopped "+formatAge(when(sb.GetEndedAt()), v.now)+" ago")
+		parts = append(parts, "stopped "+ago(when(sb.GetEndedAt()), v.now))
 		if sb.GetEndReason() != "" {
 			parts = append(parts, sb.GetEndReason())
 		}
@@ -134,7 +134,7 @@ func (v view) state() string {
 			parts = append(parts, sb.GetEndDetail())
 		}
 	default:
-		parts = append(parts, sb.GetState()+" for "+formatAge(when(sb.GetStartedAt()), v.now))
+		parts = append(parts, sb.GetState()+", started "+ago(when(sb.GetStartedAt()), v.now))
 		if sb.GetExpiresAt() != nil {
 			parts = append(parts, "expires "+expires(sb, v.now))
 		}
@@ -149,19 +149,20 @@ func limitsText(l *client.Limits) string {
 	parts := []string{
 		"memory " + formatSize(l.GetMemoryBytes()),
 		fmt.Sprintf("cpus %.3g", l.GetCpus()),
-		fmt.Sprintf("%d processes", l.GetPids()),
+		plural(int64(l.GetPids()), "process", "processes"),
 		"disk " + formatSize(l.GetDiskBytes()),
 		fmt.Sprintf("%d open files", l.GetOpenFiles()),
 	}
 	if l.GetInodes() > 0 {
-		parts = append(parts, fmt.Sprintf("%d files", l.GetInodes()))
+		parts = append(parts, plural(l.GetInodes(), "file", "files"))
 	}
 	return strings.Join(parts, ", ")
 }
 
 func usageText(u *client.Usage) string {
-	text := fmt.Sprintf("memory %s (peak %s), cpu %s, %d processes, disk %s", formatSize(u.GetMemoryBytes()),
-		formatSize(u.GetMemoryPeakBytes()), formatDuration(u.GetCpu().AsDuration()), u.GetPids(), formatSize(u.GetDiskBytes()))
+	text := fmt.Sprintf("memory %s (peak %s), cpu %s, %s, disk %s", formatSize(u.GetMemoryBytes()),
+		formatSize(u.GetMemoryPeakBytes()), formatDuration(u.GetCpu().AsDuration()),
+		plural(int64(u.GetPids()), "process", "processes"), formatSize(u.GetDiskBytes()))
 	if n := u.GetOomKills(); n > 0 {
 		text += fmt.Sprintf(", %d killed for memory", n)
 	}
@@ -208,7 +209,12 @@ func timingsText(sb *client.Sandbox) string {
 		d    time.Duration
 	}
 	var steps []step
+	total := ""
 	for name, d := range sb.GetTimings() {
+		if name == "total" {
+			total = formatDuration(d.AsDuration()) + ": "
+			continue
+		}
 		steps = append(steps, step{name, d.AsDuration()})
 	}
 	slices.SortFunc(steps, func(x, y step) int {
@@ -221,7 +227,7 @@ func timingsText(sb *client.Sandbox) string {
 	for i, s := range steps {
 		parts[i] = s.name + " " + formatDuration(s.d)
 	}
-	return strings.Join(parts, ", ")
+	return total + strings.Join(parts, ", ")
 }
 
 func (v view) processTable() *table {
@@ -231,7 +237,7 @@ func (v view) processTable() *table {
 		if p.GetEnd() != "" {
 			end = cell{endText(p), faint}
 		}
-		t.add(p.GetId(), p.GetPid(), formatAge(when(p.GetStartedAt()), v.now)+" ago", end, shorten(quoteArgv(p.GetArgv()), 60))
+		t.add(p.GetId(), p.GetPid(), ago(when(p.GetStartedAt()), v.now), end, shorten(quoteArgv(p.GetArgv()), 60))
 	}
 	return t
 }

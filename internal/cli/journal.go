@@ -19,8 +19,8 @@ func (a *app) journalCmd() *cobra.Command {
 		Long: `Tell the story of a sandbox from the journal, which the server keeps outside it: who did what, when, and
 how it ended. Also for sandboxes that are gone.
 
-Facts are marked with who observed them where it is not the server: (kernel) was read from the kernel;
-(guest) is only the word of the program inside, and proves nothing.
+With --facts every recorded fact shows, with who observed it: the kernel, the server, or the guest. What
+only the guest saw, such as an exit code, is the word of a program inside the sandbox, and proves nothing.
 
 Exit codes: 0, or 125 when there is no such sandbox.`,
 		Example: `  casemate journal web
@@ -70,6 +70,7 @@ type teller struct {
 	app   *app
 	facts bool
 	day   string
+	maker string // who made the sandbox, once that was told
 }
 
 func (t *teller) tell(e *client.Event) error {
@@ -82,7 +83,10 @@ func (t *teller) tell(e *client.Event) error {
 		t.day = day
 		fmt.Fprintln(t.app.stdout, paint(day, faint, color))
 	}
-	s := tellEvent(e)
+	s := tellEvent(e, t.maker)
+	if e.GetType() == "sandbox.created" {
+		t.maker = e.GetActor()
+	}
 	line := fmt.Sprintf("%s %s  %s", paint(at.Format("15:04:05.000"), faint, color), paint(fmt.Sprintf("%4d", e.GetSeq()), faint, color),
 		paint(clean(s.text), s.style, color))
 	if _, err := fmt.Fprintln(t.app.stdout, line); err != nil {

@@ -22,35 +22,23 @@ type story struct {
 // observers, the most trusted first: where two tell the same, the first one's word is shown.
 func observers() []string { return []string{"kernel", "server", "guest"} }
 
-// fact returns what the most trusted observer says under key, and who that is.
-func fact(e *client.Event, key string) (*structpb.Value, string) {
+// fact returns what the most trusted observer says under key; nil where nobody does.
+func fact(e *client.Event, key string) *structpb.Value {
 	for _, o := range observers() {
 		if v, ok := e.GetFacts()[o].GetFields()[key]; ok {
-			return v, o
+			return v
 		}
 	}
-	return nil, ""
+	return nil
 }
 
-// said is a fact as text, marked where it is the guest's word.
+// said is a fact as text, "" where nobody told it.
 func said(e *client.Event, key string) string {
-	v, who := fact(e, key)
-	text := valueText(v)
-	if text != "" && who == "guest" {
-		text += " (guest)"
-	}
-	return text
-}
-
-// bare is a fact as text without a mark.
-func bare(e *client.Event, key string) string {
-	v, _ := fact(e, key)
-	return valueText(v)
+	return valueText(fact(e, key))
 }
 
 func number(e *client.Event, key string) float64 {
-	v, _ := fact(e, key)
-	return v.GetNumberValue()
+	return fact(e, key).GetNumberValue()
 }
 
 func valueText(v *structpb.Value) string {
@@ -90,10 +78,11 @@ func paren(text string) string {
 	return "(" + text + ")"
 }
 
-// tellEvent makes a sentence of an event. A type that it does not know shows with its facts.
-func tellEvent(e *client.Event) story {
+// tellEvent makes a sentence of an event; who did it is told where it was neither the server nor
+// maker. A type that it does not know shows with its facts.
+func tellEvent(e *client.Event, maker string) story {
 	by := ""
-	if a := e.GetActor(); a != "" && a != "server" {
+	if a := e.GetActor(); a != "" && a != "server" && a != maker {
 		by = "by " + a
 	}
 	switch kind, what, _ := strings.Cut(e.GetType(), "."); kind {
@@ -101,10 +90,10 @@ func tellEvent(e *client.Event) story {
 		return tellSandbox(e, what, by)
 	case "process":
 		return tellProcess(e, what, by)
-	case "file":
-		return story{words("file", what+":", bare(e, "path"), tellMove(e), by), plain}
+	case "file", "directory":
+		return story{words(kind, what+":", said(e, "path"), tellMove(e), tellSize(e), by), plain}
 	case "port":
-		return story{words("port", bare(e, "port"), "dialled", by), plain}
+		return story{words("port", said(e, "port"), "dialled", by), plain}
 	case "conflict":
 		return story{words("CONFLICT: the guest's word and the kernel's differ:", allFacts(e)), red}
 	case "gap":
@@ -114,8 +103,15 @@ func tellEvent(e *client.Event) story {
 }
 
 func tellMove(e *client.Event) string {
-	if to := bare(e, "to"); to != "" {
+	if to := said(e, "to"); to != "" {
 		return "to " + to
+	}
+	return ""
+}
+
+func tellSize(e *client.Event) string {
+	if n := number(e, "bytes"); n > 0 {
+		return paren(formatSize(int64(n)))
 	}
 	return ""
 }
@@ -123,15 +119,23 @@ func tellMove(e *client.Event) string {
 func tellSandbox(e *client.Event, what, by string) story {
 	switch what {
 	case "created":
-		detail := strings.Join(slices.DeleteFunc([]string{bare(e, "template"), bare(e, "profile"), bare(e, "isolation")},
+		detail := strings.Join(slices.DeleteFunc([]string{said(e, "template"), said(e, "profile"), said(e, "isolation")},
 			func(p string) bool { return p == "" }), ", ")
 		return story{words("sandbox created", by, paren(detail)), bold}
 	case "started":
 		return story{words("isolation is up", paren(tellApplied(e))), green}
 	case "claimed":
-		return story{words("identity given", by, paren(bare(e, "name"))), plain}
+		return story{words("identity given:", orDash(said(e, "name"))), plain}
+	case "stopping":
+		return story{words("ending:", orDash(said(e, "reason")), paren(said(e, "detail")), by), plain}
+	case "paused", "resumed":
+		return story{words("sandbox", what, by), plain}
 	case "ended":
-		return story{words("sandbox ended:", orDash(bare(e, "reason")), paren(bare(e, "detail")), by), bold}
+		detail := said(e, "detail")
+		if d := number(e, "after_ms"); d > 0 {
+			detail = strings.TrimPrefix(detail+", after "+formatDuration(time.Duration(d)*time.Millisecond), ", ")
+		}
+		return story{words("sandbox ended:", orDash(said(e, "reason")), paren(detail), by), bold}
 	case "adopted":
 		return story{words("taken up again after a restart of the server", paren(allFacts(e))), yellow}
 	case "degraded":
@@ -143,7 +147,7 @@ func tellSandbox(e *client.Event, what, by string) story {
 // tellApplied names the layers of isolation that the event lists.
 func tellApplied(e *client.Event) string {
 	var parts []string
-	get := func(key string) *structpb.Value { v, _ := fact(e, key); return v }
+	get := func(key string) *structpb.Value { return fact(e, key) }
 	if a := get("applied").GetStructValue(); a != nil {
 		get = func(key string) *structpb.Value { return a.GetFields()[key] }
 	}
@@ -173,8 +177,7 @@ func tellProcess(e *client.Event, what, by string) story {
 	switch what {
 	case "started":
 		var argv []string
-		v, _ := fact(e, "argv")
-		for _, item := range v.GetListValue().GetValues() {
+		for _, item := range fact(e, "argv").GetListValue().GetValues() {
 			argv = append(argv, valueText(item))
 		}
 		command := shorten(quoteArgv(argv), 70)
@@ -184,6 +187,8 @@ func tellProcess(e *client.Event, what, by string) story {
 		return story{words("▶ "+id, command, by), plain}
 	case "ended":
 		return tellEnd(e, id)
+	case "failed":
+		return story{words("✗ "+id, "could not be started:", orDash(said(e, "error")), by), red}
 	}
 	return story{words("process", id, what, by, paren(allFacts(e))), plain}
 }
@@ -214,8 +219,8 @@ func tellEnd(e *client.Event, id string) story {
 	if n := number(e, "oom_kills"); n > 0 {
 		extra = append(extra, fmt.Sprintf("%.0f killed for memory (kernel)", n))
 	}
-	if d := number(e, "duration_ns"); d > 0 {
-		extra = append(extra, "after "+formatDuration(time.Duration(d)))
+	if d := number(e, "duration_ms"); d > 0 {
+		extra = append(extra, "after "+formatDuration(time.Duration(d)*time.Millisecond))
 	}
 	return story{words("■ "+id, end, paren(strings.Join(extra, ", "))), st}
 }

@@ -58,7 +58,7 @@ func (a *app) listTemplates(cmd *cobra.Command, args []string) error {
 				size = formatSize(tm.GetSizeBytes())
 			}
 			if tm.GetBuiltAt() != nil {
-				built = formatAge(when(tm.GetBuiltAt()), now) + " ago"
+				built = ago(when(tm.GetBuiltAt()), now)
 			}
 			t.add(tm.GetName(), state, strings.Join(tm.GetProfiles(), ", "), size, built, tm.GetDescription())
 		}

@@ -102,6 +102,25 @@ func trimZero(text, zero string) string {
 	return cut
 }
 
+// plural writes n with the word that fits it.
+func plural(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.FormatInt(n, 10) + " " + many
+}
+
+// ago writes how long ago t was, as a phrase.
+func ago(t, now time.Time) string {
+	if t.IsZero() {
+		return "at an unknown time"
+	}
+	if now.Sub(t) < time.Second {
+		return "just now"
+	}
+	return formatAge(t, now) + " ago"
+}
+
 // formatAge writes how long ago t was.
 func formatAge(t, now time.Time) string {
 	if t.IsZero() {

@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"casemate.dev/client"
+)
+
+func TestTellEvent(t *testing.T) {
+	for _, tc := range []struct{ name, event, want string }{
+		{
+			"created by its maker",
+			`{"type":"sandbox.created","actor":"key_a","facts":{"server":{"template":"host","profile":"locked","isolation":"namespace"}}}`,
+			"sandbox created by key_a (host, locked, namespace)",
+		},
+		{
+			"layers of isolation",
+			`{"type":"sandbox.started","actor":"server","facts":{"server":{"host_uid":1879048192,"namespaces":["user","pid"],"seccomp":"allow-list, 300 calls","landlock_abi":7,"cgroup_version":2,"missing":["landlock-scope"]}}}`,
+			"isolation is up (uids from 1879048192, 2 namespaces, seccomp allow-list, 300 calls, landlock 7, cgroup v2, MISSING landlock-scope)",
+		},
+		{
+			"process", `{"type":"process.started","actor":"maker","process":"prc_abcdefghijklmnop","facts":{"server":{"argv":["sh","-c","a b"]}}}`,
+			"▶ prc_abcdefghi… sh -c 'a b'",
+		},
+		{
+			"somebody else's process", `{"type":"process.started","actor":"key_b","process":"p","facts":{"server":{"argv":["true"]}}}`,
+			"▶ p true by key_b",
+		},
+		{
+			"exit", `{"type":"process.ended","process":"p","facts":{"guest":{"end":"exited","code":3,"bytes":2048,"dropped":1024},"server":{"duration_ms":1500}}}`,
+			"■ p exit 3 (2 KiB of output, 1 KiB dropped, after 1.5s)",
+		},
+		{
+			// The kernel's word stands before the guest's.
+			"out of memory", `{"type":"process.ended","process":"p","facts":{"guest":{"end":"signaled","signal":9},"server":{"end":"oom_killed"},"kernel":{"oom_kills":1}}}`,
+			"■ p oom killed (1 killed for memory (kernel))",
+		},
+		{"signal", `{"type":"process.ended","process":"p","facts":{"guest":{"end":"signaled","signal":15}}}`, "■ p signal 15"},
+		{"lost", `{"type":"process.ended","process":"p","facts":{"server":{"end":"lost"}}}`, "■ p lost"},
+		{"could not start", `{"type":"process.failed","process":"p","facts":{"guest":{"error":"no such file"}}}`, "✗ p could not be started: no such file"},
+		{"ended", `{"type":"sandbox.ended","actor":"server","facts":{"server":{"reason":"lifetime","after_ms":60000}}}`, "sandbox ended: lifetime (after 1m)"},
+		{"file", `{"type":"file.moved","actor":"maker","facts":{"server":{"path":"/a","to":"/b"}}}`, "file moved: /a to /b"},
+		{"conflict", `{"type":"conflict","facts":{"kernel":{"pids":3},"guest":{"pids":2}}}`, "CONFLICT: the guest's word and the kernel's differ: pids=3, pids=2"},
+		{"unknown", `{"type":"new.thing","facts":{"server":{"x":1}}}`, "new.thing (x=1)"},
+		{"empty", `{}`, ""},
+	} {
+		e := &client.Event{}
+		if err := protojson.Unmarshal([]byte(tc.event), e); err != nil {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		if got := tellEvent(e, "maker").text; got != tc.want {
+			t.Errorf("%s:\n got %s\nwant %s", tc.name, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs inside the machine of test/qemu.sh: the tests of the kernel's topics, then the product itself.
+set -euo pipefail
+repo=$1 tests=$2
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root REQUIRE=all
+cd "$repo"
+
+echo "Linux $(uname -r), control groups: $(cat /sys/fs/cgroup/cgroup.controllers)"
+for t in "$tests"/*.test; do
+	echo "=== $(<"${t%.test}.dir")"
+	(cd "$(<"${t%.test}.dir")" && "$t" -test.timeout 10m)
+done
+
+echo "=== the product"
+casemate=$repo/bin/casemate
+export CASEMATE_URL=unix:///run/cm/casemate.sock
+"$casemate" up --data-dir /tmp/data --run-dir /run/cm --keys-dir /tmp/keys --listen none
+"$casemate" doctor
+check() { # EXIT-CODE FLAGS… -- COMMAND…
+	local want=$1 got=0
+	shift
+	"$casemate" run "$@" || got=$?
+	[[ $got == "$want" ]] || { echo "'$*' gave $got, not $want" >&2; exit 1; }
+}
+check 0 -- sh -c 'grep -q 0::/ /proc/self/cgroup'
+check 42 -- sh -c 'exit 42'
+check 0 --cpus 1 -- sh -c 'test "$(nproc)" = 1'
+check 137 --memory 128m -- python3 -c 'x = bytearray(1 << 30)'
+check 124 --timeout 5s -- sh -c 'setsid sleep 600 & sleep 600'
+check 0 --pids 40 -- sh -c 'i=0; while [ $i -lt 100 ]; do sleep 1 & i=$((i+1)); done 2>/dev/null; true'
+"$casemate" create --name q
+"$casemate" inspect q | grep -E 'cgroup +v2'
+"$casemate" pause q && "$casemate" resume q && "$casemate" exec q -- echo 'paused and resumed'
+"$casemate" selftest --profile locked
+"$casemate" down --run-dir /run/cm --sandboxes
