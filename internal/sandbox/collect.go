@@ -1,5 +1,7 @@
 package sandbox
 
+import "slices"
+
 // The bounds of output that Execute returns whole.
 const (
 	defaultCollect = 1 << 20
@@ -60,12 +62,23 @@ func (c *collector) Gap(g Gap) error {
 	return nil
 }
 
+// drop notes a gap. One that the guest made may lie behind output that is kept so far and dropped
+// later, so gaps are put in their place, and those that touch become one.
 func (c *collector) drop(g Gap) {
-	if n := len(c.gaps); n > 0 && c.gaps[n-1].To == g.From {
-		c.gaps[n-1].To = g.To
-		return
+	i := len(c.gaps)
+	for i > 0 && c.gaps[i-1].From > g.From {
+		i--
 	}
-	c.gaps = append(c.gaps, g)
+	if i > 0 && c.gaps[i-1].To == g.From {
+		i--
+		c.gaps[i].To = g.To
+	} else {
+		c.gaps = slices.Insert(c.gaps, i, g)
+	}
+	if i+1 < len(c.gaps) && c.gaps[i].To == c.gaps[i+1].From {
+		c.gaps[i].To = c.gaps[i+1].To
+		c.gaps = slices.Delete(c.gaps, i+1, i+2)
+	}
 }
 
 // maxChunk is how long a chunk grows: dropping from the front of a slice keeps its array.

@@ -307,6 +307,9 @@ func (m *Manager) lost(ctx context.Context, b *box, r *recovery, why ending) err
 	if err := m.closeProcesses(ctx, b.id, EndProcessLost); err != nil {
 		return err
 	}
+	if err := m.db.Flush(); err != nil { // as in finishEnd
+		return err
+	}
 	b.mu.Lock()
 	b.sb.EndReason, b.sb.EndDetail, b.sb.EndedAt = why.reason, why.detail, wall(m.clock.Now())
 	ended := m.becomeLocked(b, Stopped, event(journal.SandboxEnded, "", endFacts{Reason: why.reason, Detail: why.detail}))

@@ -1,0 +1,371 @@
+package sandbox
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation/fake"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/store"
+)
+
+func TestRecoverAdoptsWhatRuns(t *testing.T) {
+	s := newWorld(t).serve()
+	ctx := t.Context()
+	running := s.create(alice, Spec{Name: "web", Labels: map[string]string{"a": "1"}})
+	paused := s.create(alice, Spec{})
+	dead := s.create(alice, Spec{})
+	deadProcess := s.start(dead.ID, ProcessSpec{Argv: []string{"sleep", "60"}})
+	job := s.start(running.ID, ProcessSpec{ID: "job", Argv: []string{"sh", "-c", "echo before; cat"}, Stdin: true})
+	ended := s.exec(running.ID, "sh", "-c", "exit 4").Process
+	if _, err := s.Pause(ctx, alice, paused.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.stop(false)
+	s.w.host.Kill(dead.ID)
+
+	s = s.w.serve()
+	if want := []string{running.ID, paused.ID}; len(s.report.Adopted) != 2 || !slices.Contains(want, s.report.Adopted[0]) {
+		t.Errorf("adopted %v", s.report.Adopted)
+	}
+	if !slices.Equal(s.report.Lost, []string{dead.ID}) || s.report.Processes != 1 {
+		t.Errorf("report %+v", s.report)
+	}
+	got, err := s.Get(ctx, alice, "web")
+	if err != nil || got.ID != running.ID || got.State != Running || got.Spec.Labels["a"] != "1" ||
+		got.Applied.HostUID != running.Applied.HostUID || !got.ExpiresAt.Equal(running.ExpiresAt) {
+		t.Errorf("adopted %+v, %v", got, err)
+	}
+	if _, err := s.Input(ctx, alice, running.ID, "job", -1, []byte("after\n"), true); err != nil {
+		t.Fatal(err)
+	}
+	g := &gather{}
+	if p, err := s.Output(ctx, alice, running.ID, "job", OutputOptions{Follow: true}, g); err != nil || p.End != EndExited || g.data.String() != "before\nafter\n" {
+		t.Errorf("output over a restart: %q, %+v, %v", g.data.String(), p, err)
+	}
+	if p := s.wait(running.ID, "job"); !p.StartedAt.Equal(job.StartedAt) {
+		t.Errorf("its start changed: %s, was %s", p.StartedAt, job.StartedAt)
+	}
+	if p, err := s.GetProcess(ctx, alice, running.ID, ended.ID); err != nil || p.Code != 4 || p.End != EndExited {
+		t.Errorf("one that had ended: %+v, %v", p, err)
+	}
+	if st := s.state(paused.ID); st != Paused {
+		t.Errorf("the paused one is %s", st)
+	}
+	if _, err := s.Resume(ctx, alice, paused.ID); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.exec(paused.ID, "echo", "on"); string(r.Stdout) != "on\n" {
+		t.Errorf("after resume: %q", r.Stdout)
+	}
+	if got, err := s.Get(ctx, alice, dead.ID); err != nil || got.State != Stopped || got.EndReason != EndLost {
+		t.Errorf("the dead one: %+v, %v", got, err)
+	}
+	if p, err := s.GetProcess(ctx, alice, dead.ID, deadProcess.ID); err != nil || p.End != EndProcessLost {
+		t.Errorf("its process: %+v, %v", p, err)
+	}
+	for _, sb := range []Sandbox{running, paused, dead} {
+		s.history(sb.ID)
+	}
+}
+
+// TestRecoverRecordsWhatEndedMeanwhile: a process that ends while no server is there must have its
+// end recorded as the guest kept it.
+func TestRecoverRecordsWhatEndedMeanwhile(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{})
+	s.start(sb.ID, ProcessSpec{ID: "job", Argv: []string{"sh", "-c", "sleep 0.05; echo done; exit 5"}})
+	s.stop(false)
+	time.Sleep(100 * time.Millisecond) // nobody is there who could tell that it has ended
+	s = s.w.serve()
+	if p := s.wait(sb.ID, "job"); p.End != EndExited || p.Code != 5 {
+		t.Errorf("%+v", p)
+	}
+	g := &gather{}
+	if _, err := s.Output(t.Context(), alice, sb.ID, "job", OutputOptions{}, g); err != nil || g.data.String() != "done\n" {
+		t.Errorf("its output: %q, %v", g.data.String(), err)
+	}
+	s.history(sb.ID)
+}
+
+// TestCrashAtAnyMoment takes the data directory as kill -9 would leave it, while 20 creates and 20
+// processes are under way.
+func TestCrashAtAnyMoment(t *testing.T) {
+	for round := range 6 {
+		s := newWorld(t).serve()
+		ctx := context.Background()
+		s.backend.SetFaults(fake.Faults{StartDelay: time.Millisecond})
+		acknowledged := make(chan string, 100)
+		ended := make(chan [2]string, 1000)
+		for c := range 20 {
+			go func() {
+				for {
+					sb, err := s.Create(ctx, alice, Spec{}, CreateOptions{})
+					if err != nil {
+						return
+					}
+					acknowledged <- sb.ID
+					for range 5 {
+						r, err := s.Execute(ctx, alice, sb.ID, ProcessSpec{Argv: []string{"true"}}, RunOptions{})
+						if err != nil {
+							return
+						}
+						ended <- [2]string{sb.ID, r.Process.ID}
+					}
+					if c%3 == 0 {
+						_, _ = s.Delete(ctx, alice, sb.ID)
+					}
+				}
+			}()
+		}
+		for range 10 + 5*round {
+			<-acknowledged
+		}
+		var before [][2]string
+		for len(ended) > 0 {
+			before = append(before, <-ended)
+		}
+		s = s.crash()
+		for _, p := range before {
+			if got, err := s.GetProcess(ctx, admin, p[0], p[1]); err != nil || got.End != EndExited {
+				t.Errorf("an acknowledged process: %+v, %v", got, err)
+			}
+		}
+		checkNoOrphans(t, s)
+	}
+}
+
+// checkNoOrphans compares what the server believes with what is there.
+func checkNoOrphans(t *testing.T, s *server) {
+	t.Helper()
+	var alive []string
+	var token string
+	for {
+		page, next, err := s.List(context.Background(), admin, Query{PageSize: 1000, PageToken: token, States: []State{Starting, Running, Paused, Stopping, Stopped}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sb := range page {
+			if sb.State != Stopped {
+				alive = append(alive, sb.ID)
+			}
+			s.history(sb.ID)
+		}
+		if token = next; token == "" {
+			break
+		}
+	}
+	slices.Sort(alive)
+	if got := s.w.host.Instances(); !slices.Equal(got, alive) {
+		t.Errorf("instances %v, sandboxes %v", got, alive)
+	}
+	if got := s.w.roots.layers(); !slices.Equal(got, alive) {
+		t.Errorf("layers %v, sandboxes %v", got, alive)
+	}
+	if left := s.w.host.Leftovers(); len(left) != 0 {
+		t.Errorf("leftovers %v", left)
+	}
+}
+
+func TestRecoverFinishesWhatWasStopping(t *testing.T) {
+	w := newWorld(t)
+	w.shape = func(c *Config) { c.Defaults.Stop = 20 * time.Millisecond }
+	s := w.serve()
+	sb := s.create(alice, Spec{})
+	s.start(sb.ID, ProcessSpec{Argv: []string{"sleep", "60"}})
+	s.backend.SetFaults(fake.Faults{FailDestroy: errs.New(errs.Internal, "stuck")})
+	_, err := s.Delete(t.Context(), alice, sb.ID)
+	wantKind(t, "delete", err, errs.DeadlineExceeded)
+	s = s.crash()
+	eventually(t, "its end", func() bool { return s.state(sb.ID) == Stopped })
+	if got, err := s.Get(t.Context(), alice, sb.ID); err != nil || got.EndReason != EndDeleted {
+		t.Errorf("%+v, %v", got, err)
+	}
+	checkNoOrphans(t, s)
+}
+
+func TestRecoverEndsWhatHasExpired(t *testing.T) {
+	w := newWorld(t)
+	c := newFakeClock()
+	w.clock = c
+	s := w.serve()
+	short := s.create(alice, Spec{Lifetime: time.Minute})
+	long := s.create(alice, Spec{Lifetime: time.Hour})
+	idle := s.create(alice, Spec{Lifetime: -1, Idle: time.Minute})
+	s.stop(false)
+	c.advance(2 * time.Minute)
+	s = w.serve()
+	s.stops(short.ID, EndLifetime)
+	if s.state(long.ID) != Running || s.state(idle.ID) != Running {
+		t.Error("time in which no server was there counted against the idle limit")
+	}
+	c.advance(time.Minute)
+	s.stops(idle.ID, EndIdle)
+	c.advance(time.Hour)
+	s.stops(long.ID, EndLifetime)
+}
+
+func TestRecoverKeepsFamiliesTogether(t *testing.T) {
+	s := newWorld(t).serve()
+	small := Limits{MemoryBytes: 64 << 20, DiskBytes: 64 << 20, Pids: 50, CPUs: 0.25, OpenFiles: 512}
+	parent := s.create(alice, Spec{})
+	child := s.create(Principal{ID: "sandbox:" + parent.ID, Sandbox: parent.ID}, Spec{Limits: small})
+	widow := s.create(alice, Spec{})
+	orphan := s.create(Principal{ID: "sandbox:" + widow.ID, Sandbox: widow.ID}, Spec{Limits: small})
+	s.stop(false)
+	s.w.host.Kill(widow.ID)
+	s = s.w.serve()
+	s.stops(orphan.ID, EndParent)
+	if s.state(child.ID) != Running {
+		t.Error("a child ended over a restart")
+	}
+	if _, err := s.Delete(t.Context(), alice, parent.ID); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.endReason(child.ID); r != EndParent {
+		t.Errorf("after its parent the child ended because of %s", r)
+	}
+}
+
+func TestRecoverRemovesLeftovers(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	s.backend.SetFaults(fake.Faults{FailAt: fake.StepGuest, Debris: true})
+	_, _ = s.Create(t.Context(), alice, Spec{}, CreateOptions{ID: "leavesdebris00000000"})
+	s.stop(false)
+	w.roots.held["nobodyslayer00000000"] = true
+	s = w.serve()
+	for _, want := range []string{"leftover of leavesdebris00000000", "layer nobodyslayer00000000"} {
+		if !slices.Contains(s.report.Removed, want) {
+			t.Errorf("removed %v, want %s", s.report.Removed, want)
+		}
+	}
+	checkNoOrphans(t, s)
+}
+
+// TestAcknowledgedWorkSurvivesKill kills a working child with -9. The fake machine dies with it, so
+// that every sandbox is lost; what was acknowledged is not.
+func TestAcknowledgedWorkSurvivesKill(t *testing.T) {
+	if dir := os.Getenv("SANDBOX_TEST_CHILD"); dir != "" {
+		workForever(t, dir)
+	}
+	for range 3 {
+		w := newWorld(t)
+		cmd := exec.Command(os.Args[0], "-test.run=^TestAcknowledgedWorkSurvivesKill$")
+		cmd.Env = append(os.Environ(), "SANDBOX_TEST_CHILD="+w.dir)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var said []string
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			if said = append(said, lines.Text()); len(said) == 150 {
+				if err := cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_ = cmd.Wait() // killed
+		if len(said) < 150 {
+			t.Fatalf("the child said %d lines: %v", len(said), said)
+		}
+		s := w.serve()
+		for _, line := range said {
+			what, rest, _ := strings.Cut(line, " ")
+			id, process, _ := strings.Cut(rest, " ")
+			sb, err := s.Get(t.Context(), admin, id)
+			if err != nil || sb.State != Stopped || sb.StartedAt.IsZero() {
+				t.Errorf("%s: %+v, %v", line, sb, err)
+			}
+			switch what {
+			case "deleted":
+				if sb.EndReason != EndDeleted {
+					t.Errorf("%s: %s", line, sb.EndReason)
+				}
+			case "ran":
+				if p, err := s.GetProcess(t.Context(), admin, id, process); err != nil || p.End != EndExited {
+					t.Errorf("%s: %+v, %v", line, p, err)
+				}
+			}
+		}
+		checkNoOrphans(t, s)
+	}
+}
+
+func workForever(t *testing.T, dir string) {
+	w := newWorld(t)
+	w.dir = dir
+	s := w.serve()
+	for c := range 4 {
+		go func() {
+			for {
+				sb := s.create(alice, Spec{})
+				fmt.Println("created", sb.ID)
+				for range 3 {
+					fmt.Println("ran", sb.ID, s.exec(sb.ID, "true").Process.ID)
+				}
+				s.start(sb.ID, ProcessSpec{Argv: []string{"sleep", "60"}})
+				if c%2 == 0 {
+					if _, err := s.Delete(context.Background(), alice, sb.ID); err == nil {
+						fmt.Println("deleted", sb.ID)
+					}
+				}
+			}
+		}()
+	}
+	select {}
+}
+
+func TestRecoverTakesEndsFromEventsWhoseRowsWereLate(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	alive, gone := s.create(alice, Spec{}), s.create(alice, Spec{})
+	var ids []string
+	for _, sb := range []Sandbox{alive, gone} {
+		r := s.exec(sb.ID, "sh", "-c", "exit 6")
+		ids = append(ids, r.Process.ID)
+		// As a crash before the row was written would leave it.
+		row := r.Process
+		row.End, row.Code, row.EndedAt = EndNone, 0, time.Time{}
+		back, err := processRow(row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.db.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.db.Write(store.PutProcess(back)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.stop(false)
+	w.host.Kill(gone.ID)
+	s = w.serve()
+	for i, sb := range []Sandbox{alive, gone} {
+		p, err := s.GetProcess(t.Context(), alice, sb.ID, ids[i])
+		if err != nil || p.End != EndExited || p.Code != 6 || p.EndedAt.IsZero() {
+			t.Errorf("%+v, %v", p, err)
+		}
+		ends := 0
+		for _, typ := range s.history(sb.ID) {
+			if typ == journal.ProcessEnded {
+				ends++
+			}
+		}
+		if ends != 1 {
+			t.Errorf("%d ends are recorded", ends)
+		}
+	}
+}
