@@ -16,6 +16,7 @@ import (
 	"casemate.dev/internal/guest/signals"
 	"casemate.dev/internal/guest/spawn"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/linux/caps"
 	"casemate.dev/internal/linux/netns"
 )
 
@@ -139,6 +140,8 @@ type setup struct {
 	reply  guestwire.LaunchReply
 	began  time.Time
 	micros map[string]int64
+	// detached tells once that the staging area is gone. Nothing may be started before that.
+	detached chan error
 }
 
 // file returns the file that the server passed at index i.
@@ -227,7 +230,19 @@ func (s *setup) prepare(dev *os.File) error {
 	}
 
 	// Loopback is the namespace's own and needs a capability that processes never get.
-	return netns.LoopbackUp()
+	if err := netns.LoopbackUp(); err != nil {
+		return err
+	}
+
+	// What is left to do needs less, and so does PID 1 from then on. Overlayfs acts on the layers with
+	// the capabilities of who mounted it, so those on files stay.
+	return caps.LimitProcess(caps.Of(
+		unix.CAP_SYS_ADMIN, // mounts, the host name, the walls
+		unix.CAP_SETPCAP,   // the bounding set
+		unix.CAP_SYS_CHROOT, unix.CAP_NET_BIND_SERVICE, unix.CAP_SETFCAP,
+		unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_FOWNER, unix.CAP_FSETID,
+		unix.CAP_KILL, unix.CAP_SETUID, unix.CAP_SETGID, // other users' processes
+	))
 }
 
 // run builds the sandbox of a launch. A step that fails ends the process, and the namespaces with all
@@ -285,10 +300,13 @@ func (s *setup) build() error {
 	}
 	s.lap("kernel")
 
-	// The staging area goes, and the layers' places with it.
-	if err := pivot(root); err != nil {
+	// The staging area goes, and the layers' places with it. That takes a while, which settle uses.
+	detach, err := pivotOnly(root)
+	if err != nil {
 		return err
 	}
+	s.detached = make(chan error, 1)
+	go func() { s.detached <- detach() }()
 	s.lap("pivot")
 	return nil
 }
@@ -322,6 +340,11 @@ func (s *setup) settle() (*spawn.Spawner, error) {
 		return nil, fmt.Errorf("walls: %w", err)
 	}
 	s.lap("walls")
+
+	if err := <-s.detached; err != nil {
+		return nil, errors.Join(err, spawner.Close())
+	}
+	s.lap("detach")
 
 	// Last look before the answer: no door may be left open (HARDENING 1). It comes after everything
 	// that opens files, so that nothing escapes it.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/linux/mount"
 )
@@ -143,28 +144,42 @@ func give(fd int, m guestwire.Mount) error {
 
 // pivot makes root "/" and working directory, and detaches what was "/" before.
 func pivot(root int) error {
+	detach, err := pivotOnly(root)
+	if err != nil {
+		return err
+	}
+	return detach()
+}
+
+// pivotOnly makes root "/" and leaves what was "/" before out of the reach of absolute paths. What it
+// returns detaches that and must be called once, before anything but this program runs: until then
+// the working directory is in there. Detaching mostly waits for other processors (namespace_unlock in
+// fs/namespace.c), so it may be called on another goroutine while this one goes on with absolute paths.
+func pivotOnly(root int) (detach func() error, err error) {
 	old, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return &os.PathError{Op: "open", Path: "/", Err: err}
+		return nil, &os.PathError{Op: "open", Path: "/", Err: err}
 	}
-	defer unix.Close(old)
+	undo := cleanup.New(func() { _ = unix.Close(old) })
+	defer undo.Run()
 	if err := unix.Fchdir(root); err != nil {
-		return os.NewSyscallError("fchdir", err)
+		return nil, os.NewSyscallError("fchdir", err)
 	}
 	// Both the same directory: the old root then lies over the new one, and no place in the new root
 	// is needed to put it (pivot_root(2)).
 	if err := unix.PivotRoot(".", "."); err != nil {
-		return os.NewSyscallError("pivot_root", err)
+		return nil, os.NewSyscallError("pivot_root", err)
 	}
 	if err := unix.Fchdir(old); err != nil {
-		return os.NewSyscallError("fchdir", err)
+		return nil, os.NewSyscallError("fchdir", err)
 	}
-	// Detached, since it is busy: the descriptors above are open in it. Everything below goes as well.
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("detach the former root: %w", err)
-	}
-	if err := unix.Chdir("/"); err != nil {
-		return os.NewSyscallError("chdir", err)
-	}
-	return nil
+	undo.Release()
+	return func() error {
+		defer unix.Close(old)
+		// Detached, since it is busy: old is open in it. Everything below goes as well.
+		if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("detach the former root: %w", err)
+		}
+		return os.NewSyscallError("chdir", unix.Chdir("/"))
+	}, nil
 }
