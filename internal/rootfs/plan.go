@@ -54,6 +54,10 @@ type DiskLimit struct {
 	// Mechanism is "project-quota", "btrfs-quota" or "tmpfs".
 	Mechanism string `json:"mechanism"`
 	Bytes     int64  `json:"bytes"`
+	// Backed, where it is set and less than Bytes, is what was free for this layer at its start: the
+	// limits of all layers together exceed the store, and the layer grows beyond Backed only while
+	// there is room.
+	Backed int64 `json:"backed,omitempty"`
 	// Inodes is the limit on files; 0 means that the bytes limit them (btrfs).
 	Inodes int64 `json:"inodes,omitempty"`
 }

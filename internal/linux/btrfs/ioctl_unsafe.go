@@ -1,0 +1,123 @@
+package btrfs
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests of linux/btrfs.h: magic 0x94.
+const (
+	iocSync          = 0x9408
+	iocSubvolCreate  = 0x5000940e
+	iocSnapDestroy   = 0x5000940f
+	iocTreeSearch    = 0xd0009411
+	iocInoLookup     = 0xd0009412
+	iocSnapCreateV2  = 0x50009417
+	iocStartSync     = 0x80089418
+	iocQuotaCtl      = 0xc0109428
+	iocQgroupCreate  = 0x4010942a
+	iocQgroupLimit   = 0x8030942b
+	iocRescanWait    = 0x942e
+	iocSnapDestroyV2 = 0x5000943f
+)
+
+const (
+	subvolReadOnly  = 1 << 1
+	subvolByID      = 1 << 4
+	quotaEnable     = 1
+	limitReferenced = 1 << 0
+)
+
+// volArgs is btrfs_ioctl_vol_args.
+type volArgs struct {
+	fd   int64
+	name [4088]byte
+}
+
+// volArgsV2 is btrfs_ioctl_vol_args_v2; name also holds a subvolume id.
+type volArgsV2 struct {
+	fd      int64
+	transid uint64
+	flags   uint64
+	inherit [4]uint64
+	name    [4040]byte
+}
+
+// inoLookup is btrfs_ioctl_ino_lookup_args.
+type inoLookup struct {
+	tree, object uint64
+	name         [4080]byte
+}
+
+// quotaCtl is btrfs_ioctl_quota_ctl_args.
+type quotaCtl struct{ cmd, status uint64 }
+
+// qgroupCreate is btrfs_ioctl_qgroup_create_args.
+type qgroupCreate struct{ create, qgroup uint64 }
+
+// qgroupLimit is btrfs_ioctl_qgroup_limit_args; qgroup 0 means the subvolume of the descriptor.
+type qgroupLimit struct {
+	qgroup, flags, maxReferenced, maxExclusive, rsvReferenced, rsvExclusive uint64
+}
+
+// rawKey is btrfs_ioctl_search_key.
+type rawKey struct {
+	tree, minObject, maxObject, minOffset, maxOffset, minTransid, maxTransid uint64
+	minType, maxType, count, unused                                          uint32
+	unused2                                                                  [4]uint64
+}
+
+// searchArgs is btrfs_ioctl_search_args.
+type searchArgs struct {
+	key rawKey
+	buf [4096 - 104]byte
+}
+
+func ioctl(what string, request uintptr, f *os.File, arg unsafe.Pointer) error {
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg))
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINTR:
+		default:
+			return os.NewSyscallError(what, errno)
+		}
+	}
+}
+
+func ioctlVol(what string, request uintptr, dir *os.File, args *volArgs) error {
+	return ioctl(what, request, dir, unsafe.Pointer(args))
+}
+
+func ioctlVolV2(what string, request uintptr, dir *os.File, args *volArgsV2) error {
+	return ioctl(what, request, dir, unsafe.Pointer(args))
+}
+
+func ioctlInoLookup(f *os.File, args *inoLookup) error {
+	return ioctl("BTRFS_IOC_INO_LOOKUP", iocInoLookup, f, unsafe.Pointer(args))
+}
+
+func ioctlQuotaCtl(f *os.File, cmd uint64) error {
+	args := quotaCtl{cmd: cmd}
+	return ioctl("BTRFS_IOC_QUOTA_CTL", iocQuotaCtl, f, unsafe.Pointer(&args))
+}
+
+func ioctlQgroupCreate(f *os.File, args *qgroupCreate) error {
+	return ioctl("BTRFS_IOC_QGROUP_CREATE", iocQgroupCreate, f, unsafe.Pointer(args))
+}
+
+func ioctlQgroupLimit(f *os.File, args *qgroupLimit) error {
+	return ioctl("BTRFS_IOC_QGROUP_LIMIT", iocQgroupLimit, f, unsafe.Pointer(args))
+}
+
+func ioctlSearch(f *os.File, args *searchArgs) error {
+	return ioctl("BTRFS_IOC_TREE_SEARCH", iocTreeSearch, f, unsafe.Pointer(args))
+}
+
+func ioctlStartSync(f *os.File) error {
+	var transaction uint64
+	return ioctl("BTRFS_IOC_START_SYNC", iocStartSync, f, unsafe.Pointer(&transaction))
+}

@@ -1,0 +1,115 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// msNoSymFollow is MS_NOSYMFOLLOW (linux/mount.h), which package syscall lacks.
+const msNoSymFollow = 0x100
+
+// layerFlags is what layers are mounted with. A setuid file, a device or a symlink that a sandbox made
+// means nothing on the host; inside, the overlay's own flags count.
+const layerFlags = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC | syscall.MS_NOATIME | msNoSymFollow
+
+// tmpfsDisk gives each layer a file system of its own in memory. What is in it is lost with the
+// machine, and a restarted server no longer sees the files of a sandbox that goes on.
+type tmpfsDisk struct{ dir string }
+
+func openTmpfs(dir string) (disk, error) {
+	d := tmpfsDisk{dir: filepath.Join(dir, "layers")}
+	return d, os.MkdirAll(d.dir, 0o700)
+}
+
+func (d tmpfsDisk) mechanism() string    { return byTmpfs }
+func (d tmpfsDisk) root() string         { return d.dir }
+func (d tmpfsDisk) adopt(string) error   { return nil }
+func (d tmpfsDisk) moved(string, string) {} // a mount moves with the directory that it is on
+
+func (d tmpfsDisk) create(path string) (*layer, error) {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return nil, err
+	}
+	if err := syscall.Mount("layer", path, "tmpfs", layerFlags, "mode=0700,size=1m,nr_inodes=64"); err != nil {
+		_ = os.Remove(path)
+		return nil, fmt.Errorf("mount tmpfs: %w", err)
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, errors.Join(err, d.remove(path))
+	}
+	return &layer{path: path, dir: dir}, nil
+}
+
+// inodesPerMiB is the limit on files where none is asked for: each costs kernel memory that no byte
+// limit counts.
+const inodesPerMiB = 64
+
+func (d tmpfsDisk) limit(l *layer, bytes, inodes int64) (DiskLimit, error) {
+	if inodes <= 0 {
+		inodes = max(4096, (bytes>>20)*inodesPerMiB)
+	}
+	return DiskLimit{Mechanism: byTmpfs, Bytes: bytes, Inodes: inodes}, resize(l.path, bytes, inodes)
+}
+
+// resize rounds down to whole pages, as bytes above the limit would break it.
+func resize(path string, bytes, inodes int64) error {
+	options := fmt.Sprintf("size=%d,nr_inodes=%d", max(4096, bytes&^4095), inodes)
+	if err := syscall.Mount("", path, "", syscall.MS_REMOUNT|layerFlags, options); err != nil {
+		return fmt.Errorf("resize tmpfs: %w", err)
+	}
+	return nil
+}
+
+func (d tmpfsDisk) remove(path string) error {
+	for {
+		err := syscall.Unmount(path, syscall.MNT_DETACH)
+		if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOENT) {
+			break // no (more) mount here
+		}
+		if err != nil {
+			return fmt.Errorf("unmount layer: %w", err)
+		}
+	}
+	return os.RemoveAll(path)
+}
+
+func (d tmpfsDisk) used(path string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(path, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Blocks-st.Bfree) * st.Bsize, nil
+}
+
+func (d tmpfsDisk) lend(path string) (func() error, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(path, &st); err != nil {
+		return nil, err
+	}
+	bytes, inodes := int64(st.Blocks)*st.Bsize, int64(st.Files)
+	return func() error { return resize(path, bytes, inodes) }, resize(path, bytes+lendBytes, inodes+4096)
+}
+
+func (d tmpfsDisk) snapshot(path string) (string, func() error, error) {
+	return path, func() error { return nil }, nil
+}
+
+// close leaves mounts to the end of the server's mount namespace: a restarted store in the same one,
+// as in tests, finds them again.
+func (d tmpfsDisk) close() error {
+	var all []error
+	for _, area := range []string{"spare", "trash"} {
+		entries, err := os.ReadDir(filepath.Join(d.dir, area))
+		if err != nil && !notThere(err) {
+			all = append(all, err)
+		}
+		for _, e := range entries {
+			all = append(all, d.remove(filepath.Join(d.dir, area, e.Name())))
+		}
+	}
+	return errors.Join(all...)
+}

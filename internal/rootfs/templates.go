@@ -1,0 +1,133 @@
+package rootfs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"casemate.dev/internal/errs"
+)
+
+// templates is what the store offers to start from.
+type templates struct {
+	// mu guards the fields below.
+	mu sync.Mutex
+	// host is set where this machine can give its own /usr; hostErr says why not.
+	host    *hostTemplate
+	hostErr error
+	// base is set once it is built.
+	base *baseTemplate
+	// building is closed when the build that runs has ended.
+	building chan struct{}
+}
+
+// meta is what lies beside a stored layer of a template.
+type meta struct {
+	Version   int       `json:"version"`
+	SizeBytes int64     `json:"size_bytes"`
+	BuiltAt   time.Time `json:"built_at"`
+	Source    string    `json:"source"` // the distribution's release
+}
+
+// openTemplates makes what costs nothing and looks for what was built before.
+func (s *Store) openTemplates(ctx context.Context) error {
+	if err := os.MkdirAll(s.emptyDir(), 0o755); err != nil {
+		return err
+	}
+	t := &s.templates
+	t.host, t.hostErr = s.openHost(ctx)
+	if t.hostErr != nil {
+		s.warn("template host is not available", t.hostErr)
+	}
+	var err error
+	t.base, err = s.openBase()
+	return err
+}
+
+// Templates lists what a sandbox can start from, also what is not built yet.
+func (s *Store) Templates(context.Context) ([]Template, error) {
+	t := &s.templates
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	host := Template{
+		Name: "host", Profiles: []string{"locked"}, Ready: t.host != nil,
+		Description: "this machine's own /usr, read-only, with a made-up /etc; nothing to download",
+	}
+	if t.host != nil {
+		host.BuiltAt, host.SizeBytes = t.host.meta.BuiltAt, t.host.meta.SizeBytes
+	}
+	base := Template{
+		Name: "base", Profiles: []string{"locked", "standard"}, Ready: t.base != nil,
+		Description: "Debian 12 with bash, python3, git, curl and sudo",
+	}
+	if t.base != nil {
+		base.BuiltAt, base.SizeBytes = t.base.meta.BuiltAt, t.base.meta.SizeBytes
+	}
+	return []Template{host, base}, nil
+}
+
+// fromTemplate returns the part of a plan that every sandbox of a template shares.
+func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
+	all, err := s.Templates(ctx)
+	if err != nil {
+		return Plan{}, err
+	}
+	i := slices.IndexFunc(all, func(t Template) bool { return t.Name == r.Template })
+	if i < 0 {
+		return Plan{}, errs.New(errs.NotFound, "no template %q", r.Template)
+	}
+	if r.Profile != "" && !slices.Contains(all[i].Profiles, r.Profile) {
+		return Plan{}, errs.New(errs.FailedPrecondition, "template %s does not allow profile %s", r.Template, r.Profile)
+	}
+	t := &s.templates
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case r.Template == "host" && t.host != nil:
+		return t.host.plan(s.emptyDir()), nil
+	case r.Template == "base" && t.base != nil:
+		return t.base.plan(), nil
+	case r.Template == "host":
+		return Plan{}, errs.Wrap(t.hostErr, errs.FailedPrecondition, "template host is not available on this machine").
+			WithHint("build another one: casemate template build base")
+	}
+	return Plan{}, errs.New(errs.FailedPrecondition, "template %s is not built", r.Template).
+		WithHint("casemate template build %s", r.Template)
+}
+
+// readMeta returns a stored layer's meta; errors match fs.ErrNotExist where there is none.
+func readMeta(dir string) (meta, error) {
+	var m meta
+	data, err := os.ReadFile(filepath.Join(dir, "meta.json"))
+	if err != nil {
+		return m, err
+	}
+	return m, json.Unmarshal(data, &m)
+}
+
+func writeMeta(dir string, m meta) error {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "meta.json"), data, 0o600)
+}
+
+// install puts a finished template at its place in one step: a killed build leaves no half one. The
+// one that was there before stays for the sandboxes that use it, under another name, and goes with
+// the next build.
+func install(made, place string) error {
+	old := place + ".old"
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := os.Rename(place, old); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Rename(made, place)
+}
