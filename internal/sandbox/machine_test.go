@@ -213,29 +213,46 @@ func (m *machine) kill(r *rapid.T) {
 }
 
 func (m *machine) advance(r *rapid.T) {
-	d := time.Duration(rapid.IntRange(1, 60).Draw(r, "seconds")) * time.Second
-	// Second by second, so that of two ends the earlier one wins, and a pause ends no idle time.
-	for range int(d / time.Second) {
+	// Second by second, so that the model need not know which of two ends came first.
+	for range rapid.IntRange(1, 60).Draw(r, "seconds") {
 		m.clock.advance(time.Second)
-		now := wall(m.clock.Now())
-		for _, b := range m.boxes {
-			switch {
-			case b.state == Stopped:
-				continue
-			case !b.expires.IsZero() && !now.Before(b.expires):
+		alive := m.alive()
+		for _, b := range alive {
+			if m.expired(b) || m.idled(b) {
 				m.ends(b, EndLifetime)
-			case b.state == Running && b.idle > 0 && !now.Before(wall(b.used).Add(b.idle)):
-				m.ends(b, EndIdle)
-			default:
-				continue
 			}
-			eventually(m.s.w.t, "an end by time", func() bool { return m.s.state(b.id) == Stopped })
-			got := m.s.endReason(b.id)
-			if got != b.reason && !(b.idle > 0 && !b.expires.IsZero()) && got != EndParent {
-				r.Fatalf("%s ended because of %s, want %s", b.id, got, b.reason)
-			}
-			b.reason = got
 		}
+		for _, b := range alive {
+			if b.state == Stopped {
+				m.endedInTime(r, b)
+			}
+		}
+	}
+}
+
+func (m *machine) alive() []*model {
+	return slices.DeleteFunc(slices.Clone(m.boxes), func(b *model) bool { return b.state == Stopped })
+}
+
+func (m *machine) expired(b *model) bool {
+	return !b.expires.IsZero() && !wall(m.clock.Now()).Before(b.expires)
+}
+
+func (m *machine) idled(b *model) bool {
+	return b.state != Paused && b.idle > 0 && !wall(m.clock.Now()).Before(wall(b.used).Add(b.idle))
+}
+
+// endedInTime takes the reason for an end within the last second, of which several may be true.
+func (m *machine) endedInTime(r *rapid.T, b *model) {
+	eventually(m.s.w.t, "an end by time", func() bool { return m.s.state(b.id) == Stopped })
+	parent := slices.IndexFunc(m.boxes, func(p *model) bool { return p.id == b.parent })
+	b.reason = m.s.endReason(b.id)
+	switch {
+	case b.reason == EndLifetime && m.expired(b):
+	case b.reason == EndIdle && m.idled(b):
+	case b.reason == EndParent && parent >= 0 && m.boxes[parent].state == Stopped:
+	default:
+		r.Fatalf("%+v ended without a reason", b)
 	}
 }
 
