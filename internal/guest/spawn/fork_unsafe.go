@@ -113,7 +113,7 @@ func forkChild(p *plan, t *texts) (pid, errno uintptr) {
 	p.become()
 	p.execute(t)
 	for {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
+		_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
 	}
 }
 

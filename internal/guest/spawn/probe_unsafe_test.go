@@ -12,8 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probe tries one thing inside and says "ok" or the name of the error.
-func probe(name string) string {
+// probe tries things inside, by their names, and says "ok" or the name of the error for each, a line
+// each. Every one has a thread of its own, with which what it did to that thread goes.
+func probe(names string) string {
+	var out []string
+	for name := range strings.FieldsSeq(names) {
+		said := make(chan string)
+		go func() {
+			runtime.LockOSThread()
+			said <- name + " " + try(name)
+		}()
+		out = append(out, <-said)
+	}
+	return strings.Join(out, "\n")
+}
+
+func try(name string) string {
 	f, ok := probes()[name]
 	if !ok {
 		return "no such probe"
@@ -134,7 +148,6 @@ func openClose(path string) error {
 
 // withChild calls f with the pid of a child that sleeps.
 func withChild(f func(pid int) error) error {
-	runtime.LockOSThread() // ptrace is a matter of threads
 	cmd := exec.Command("/bin/sleep", "100")
 	if err := cmd.Start(); err != nil {
 		return err
@@ -172,7 +185,6 @@ func ioUring() error {
 
 // listener installs a filter with a listener of its own.
 func listener() error {
-	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}
@@ -181,7 +193,6 @@ func listener() error {
 
 // ownFilter installs a filter as agents' own sandboxes do.
 func ownFilter() error {
-	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}

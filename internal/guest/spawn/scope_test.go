@@ -127,14 +127,16 @@ func TestScopeV2(t *testing.T) {
 // TestScopeV2Clone3 shows that the second filter closes clone3 again. The processes have no scope: what
 // counts is the pair of filters.
 func TestScopeV2Clone3(t *testing.T) {
-	runs := []run{probeRun("clone3-user", 1000), probeRun("work-fork", 1000), probeRun("work-thread", 1000)}
-	w := profile(t, isolation.Locked, walls.Options{}, true)
-	r := inGuest(t, script{Walls: w, Runs: runs})
-	if r.Output["clone3-user"] != "ENOSYS" || r.Output["work-fork"] != "ok" || r.Output["work-thread"] != "ok" {
+	s := script{Walls: profile(t, isolation.Locked, walls.Options{}, true)}
+	for _, name := range []string{"clone3-user", "work-fork", "work-thread"} {
+		s.add(name, 1000)
+	}
+	r := inGuest(t, s)
+	if r.outcome("clone3-user") != "ENOSYS" || r.outcome("work-fork") != "ok" || r.outcome("work-thread") != "ok" {
 		t.Errorf("with the second filter: %v %v", r.Output, r.Status)
 	}
-	w.SeccompExec = nil
-	if r := inGuest(t, script{Walls: w, Runs: runs}); r.Output["clone3-user"] != "ok" {
+	s.Walls.SeccompExec = nil
+	if r := inGuest(t, s); r.outcome("clone3-user") != "ok" {
 		t.Errorf("without the second filter: %v, so it proves nothing", r.Output)
 	}
 }
