@@ -248,6 +248,9 @@ func runningIn(start uint32, ranges int) (map[uint32]bool, error) {
 		if err != nil {
 			continue // ended meanwhile
 		}
+		if bytes.Contains(status, []byte("\nState:\tZ")) {
+			continue // nothing of it runs; its parent is slow to reap it
+		}
 		uid, ok := realUID(status)
 		if ok && uid >= start && uint64(uid) < uint64(start)+uint64(ranges)*rangeSize {
 			busy[uid-uid%rangeSize] = true
