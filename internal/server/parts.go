@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -22,12 +23,12 @@ func guestProgram(cfg Config) ([]byte, error) {
 }
 
 // openBelow opens what the domain stands on: root file systems and isolation backends.
-func (s *Server) openBelow(guest []byte) (sandbox.Roots, api.BuildFunc, error) {
+func (s *Server) openBelow(ctx context.Context, guest []byte) (sandbox.Roots, api.BuildFunc, error) {
 	if s.cfg.Backends != nil {
 		s.backends = s.cfg.Backends
 		return s.cfg.Roots, nil, nil
 	}
-	return s.openReal(guest)
+	return s.openReal(ctx, guest)
 }
 
 // lockRunDir keeps a second server out of the run directory.

@@ -75,7 +75,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	// 4. The journal, before anything that could happen.
 	events := journal.Open(s.db, journal.Options{Strict: cfg.Defaults.Sync})
 	// 5. Files and walls.
-	roots, build, err := s.openBelow(guest)
+	roots, build, err := s.openBelow(ctx, guest)
 	if err != nil {
 		return nil, err
 	}
