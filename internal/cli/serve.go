@@ -23,6 +23,7 @@ import (
 // serveFlags say how a server runs; serve and up share them.
 type serveFlags struct {
 	cfg     server.Config
+	store   size
 	verbose bool
 }
 
@@ -35,6 +36,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.TLSCert, "tls-cert", "", "certificate `FILE` for the TCP addresses")
 	fl.StringVar(&f.cfg.TLSKey, "tls-key", "", "key `FILE` of the certificate")
 	fl.StringArrayVar(&f.cfg.AllowHosts, "allow-host", nil, "host `NAME` under which browsers may reach it, beside addresses and localhost (repeatable)")
+	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
@@ -44,6 +46,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 func (f *serveFlags) config(a *app) (server.Config, error) {
 	cfg := f.cfg
 	cfg.Version = a.version
+	cfg.StoreBytes = int64(f.store)
 	if slices.Contains(cfg.Listen, "none") {
 		cfg.Listen = []string{}
 	}

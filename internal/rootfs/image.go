@@ -19,7 +19,7 @@ import (
 // Bounds of an image whose size nobody set. btrfs needs a few hundred MB to divide itself sensibly.
 const (
 	minImage = 512 << 20
-	maxImage = 64 << 30
+	maxImage = 32 << 30
 )
 
 // mkfsTimeout is far above what mkfs.btrfs takes, which does not depend on the size.
@@ -87,7 +87,7 @@ func imageSize(dir string, size int64) (int64, error) {
 	}
 	free := int64(st.Bavail) * st.Bsize
 	if size == 0 {
-		size = min(free/2, maxImage)
+		size = min(free/4, maxImage)
 	}
 	size &^= 1<<20 - 1
 	switch {

@@ -92,13 +92,7 @@ type Defaults struct {
 func (d Defaults) filled() Defaults {
 	d.Template = or(d.Template, "host")
 	d.Isolation = or(d.Isolation, "namespace")
-	d.Limits = fillLimits(d.Limits, Limits{
-		MemoryBytes: 1 << 30,
-		CPUs:        max(float64(runtime.NumCPU())-0.2, 0.5),
-		Pids:        512,
-		OpenFiles:   4096,
-		DiskBytes:   2 << 30,
-	})
+	d.Limits = DefaultLimits(d.Limits)
 	d.Lifetime = or(d.Lifetime, time.Hour)
 	d.Connect = or(d.Connect, 5*time.Second)
 	d.Execution = or(d.Execution, 30*time.Second)
@@ -106,6 +100,17 @@ func (d Defaults) filled() Defaults {
 	d.Start = or(d.Start, 60*time.Second)
 	d.Retain = or(d.Retain, 24*time.Hour)
 	return d
+}
+
+// DefaultLimits replaces the zero fields of l by the limits of a sandbox that names none.
+func DefaultLimits(l Limits) Limits {
+	return fillLimits(l, Limits{
+		MemoryBytes: 1 << 30,
+		CPUs:        max(float64(runtime.NumCPU())-0.2, 0.5),
+		Pids:        512,
+		OpenFiles:   4096,
+		DiskBytes:   2 << 30,
+	})
 }
 
 // fillLimits replaces the zero fields of l by those of other.

@@ -38,6 +38,9 @@ type Config struct {
 	AllowHosts []string
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
 	MaxSandboxes, MaxPerKey int
+	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the
+	// store's default. An image that exists keeps its size.
+	StoreBytes int64
 	// Defaults fill what a create leaves open.
 	Defaults sandbox.Defaults
 	// Spares is how many guests are started ahead of time; 0: the backend's default; negative: none.

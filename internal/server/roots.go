@@ -14,13 +14,14 @@ import (
 
 // openReal opens the store of layers and the namespace backend.
 func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api.BuildFunc, error) {
-	roots, err := rootfs.Open(ctx, rootfs.Config{DataDir: s.cfg.DataDir, Log: s.log})
+	roots, err := rootfs.Open(ctx, rootfs.Config{DataDir: s.cfg.DataDir, ImageBytes: s.cfg.StoreBytes, Log: s.log})
 	if err != nil {
 		return nil, nil, fmt.Errorf("open root file systems: %w", err)
 	}
 	s.undo.Add(func() { s.logError("close root file systems", roots.Close()) })
 	backend, err := namespace.New(namespace.Config{
-		ServerID: s.id, RunDir: s.cfg.RunDir, Guest: guest, Log: s.log,
+		ServerID: s.id, RunDir: s.cfg.RunDir, Guest: guest, Spares: s.cfg.Spares,
+		SpareLimits: sandbox.DefaultLimits(s.cfg.Defaults.Limits), Log: s.log,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("open isolation: %w", err)
