@@ -57,20 +57,18 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 // profileFor picks the profile: what the caller says, else what the server says, else the template's
 // first.
 func profileFor(t rootfs.Template, asked, byDefault Profile) (Profile, error) {
-	if asked == "" {
-		asked = byDefault
-	}
-	if len(t.Profiles) == 0 {
-		return or(asked, isolation.Locked), nil
-	}
-	if asked == "" || asked == byDefault && !slices.Contains(t.Profiles, string(asked)) {
-		return Profile(t.Profiles[0]), nil
-	}
-	if !slices.Contains(t.Profiles, string(asked)) {
+	switch {
+	case len(t.Profiles) == 0:
+		return or(or(asked, byDefault), isolation.Locked), nil
+	case asked != "" && !slices.Contains(t.Profiles, string(asked)):
 		return "", invalid("template %s does not allow profile %s", t.Name, asked).
 			WithHint("it allows: %v", t.Profiles)
+	case asked != "":
+		return asked, nil
+	case byDefault != "" && slices.Contains(t.Profiles, string(byDefault)):
+		return byDefault, nil
 	}
-	return asked, nil
+	return Profile(t.Profiles[0]), nil
 }
 
 // checkRights refuses what only an administrator may ask for, and what would give a child more

@@ -88,6 +88,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 	b.mu.Unlock()
 
 	pr.answered() // it is not yet where its sandbox ended while it started
+	said := info.End
 	info.End = believed(info)
 	kills, read := m.oomKills(b, info)
 	fill(&p, info)
@@ -108,6 +109,12 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 	if read {
 		e = e.With(journal.Kernel, kernelEndFacts{OOMKills: kills})
 	}
+	if said != info.End && !(said == EndOOMKilled && kills > 0) {
+		m.conflict(pr, said, kills)
+	}
+	if kills > 0 {
+		m.degraded(pr, kills)
+	}
 	m.recordEnd(e, p)
 	b.mu.Lock()
 	pr.info = p
@@ -127,6 +134,24 @@ func believed(i guestwire.ProcessInfo) End {
 		return EndSignaled
 	}
 	return EndProcessLost
+}
+
+// conflict records that a guest said of an end what can't be so.
+func (m *Manager) conflict(pr *proc, said End, kills int64) {
+	e := journal.Event{Sandbox: pr.box.id, Process: pr.id, Type: journal.Conflict, Actor: "server"}.
+		With(journal.Guest, map[string]string{"end": cut(string(said))}).
+		With(journal.Kernel, kernelEndFacts{OOMKills: kills})
+	m.journal.Post(e)
+}
+
+// degraded records that the sandbox has reached its memory limit, and lives on.
+func (m *Manager) degraded(pr *proc, kills int64) {
+	pr.box.mu.Lock()
+	limit := pr.box.sb.Spec.Limits.MemoryBytes
+	pr.box.mu.Unlock()
+	e := journal.Event{Sandbox: pr.box.id, Process: pr.id, Type: journal.SandboxDegraded, Actor: "server"}.
+		With(journal.Kernel, map[string]any{"limit": "memory", "memory_bytes": limit, "oom_kills": kills})
+	m.journal.Post(e)
 }
 
 // recordEnd records the event at once. The row follows: after a crash it is made from the event.

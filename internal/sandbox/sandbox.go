@@ -84,8 +84,10 @@ type Workspace struct {
 
 // Sandbox is a sandbox as callers see it. It is a copy: changing it changes nothing.
 type Sandbox struct {
-	ID        string
-	State     State
+	ID    string
+	State State
+	// Spec is what it has by now, defaults filled in, but for Env: values of the environment may be
+	// secrets and are not kept.
 	Spec      Spec
 	Owner     string // principal id
 	Parent    string // sandbox id, where a sandbox asked
