@@ -8,9 +8,9 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -226,21 +226,26 @@ func (st *stage) hammer(n int) {
 	gc.Wait()
 }
 
-// bench starts /bin/true n times, one after the other.
+// bench starts /bin/true n times, one after the other, and in turns with them by the standard
+// library's fork and exec, from PID 1 itself and without any walls.
 func (st *stage) bench(n int) {
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	must(err)
-	x := run{Paths: []string{"/bin/true"}, Argv: []string{"true"}, UID: 1000, GID: 1000}
+	a := st.attr(run{Paths: []string{"/bin/true"}, Argv: []string{"true"}, UID: 1000, GID: 1000}, null)
 	for range n {
 		start := time.Now()
-		pid, err := st.sp.Start(st.attr(x, null))
+		pid, err := st.sp.Start(a)
 		must(err)
-		st.report.Starts = append(st.report.Starts, time.Since(start).Nanoseconds())
 		waitFor(pid)
-		st.report.Ends = append(st.report.Ends, time.Since(start).Nanoseconds())
+		st.report.Spawner = append(st.report.Spawner, time.Since(start).Nanoseconds())
+		start = time.Now()
+		pid, err = syscall.ForkExec(a.Paths[0], a.Argv, &syscall.ProcAttr{
+			Files: a.Files, Env: a.Env, Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+		must(err)
+		waitFor(pid)
+		st.report.Plain = append(st.report.Plain, time.Since(start).Nanoseconds())
 	}
-	slices.Sort(st.report.Starts)
-	slices.Sort(st.report.Ends)
 }
 
 func openTTY() (master, slave *os.File) {

@@ -25,29 +25,29 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 			return a, fmt.Errorf("join control group: %w", err)
 		}
 	}
-	// Seen from a control group namespace that begins here, the payload's group (version 2: the
+	// 2. Seen from a control group namespace that begins here, the payload's group (version 2: the
 	// sandbox's) is "/": processes inside learn no name of the host's (cgroup_namespaces(7)). Children
 	// inherit it.
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return a, fmt.Errorf("unshare control group namespace: %w", err)
 	}
-	// 2. Processors, which every child inherits; nproc inside reads this.
+	// 3. Processors, which every child inherits; nproc inside reads this.
 	if len(w.CPUs) > 0 {
 		if err := setCPUs(w.CPUs); err != nil {
 			return a, err
 		}
 	}
-	// 3. The bounding set, while CAP_SETPCAP is still held. It decides what a root process holds.
+	// 4. The bounding set, while CAP_SETPCAP is still held. It decides what a root process holds.
 	if err := caps.LimitBounding(caps.Of(w.Capabilities...)); err != nil {
 		return a, err
 	}
-	// 4. no_new_privs before the next two, which it would also serve as permission.
+	// 5. no_new_privs before the next two, which it would also serve as permission.
 	if w.NoNewPrivs {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return a, fmt.Errorf("set no_new_privs: %w", err)
 		}
 	}
-	// 5. Landlock before seccomp, though the filter allows its calls: it opens the rules' paths, and a
+	// 6. Landlock before seccomp, though the filter allows its calls: it opens the rules' paths, and a
 	// filter should not have to care what that takes. Without no_new_privs it needs CAP_SYS_ADMIN, which
 	// root inside does not have: hence this thread, which takes the walls while it still does.
 	if w.Landlock != nil {
@@ -57,13 +57,13 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 		}
 		a.LandlockABI, a.LandlockAbsent = w.Landlock.ABI, absent
 	}
-	// 6. seccomp. From here on this thread makes only calls that the filter allows.
+	// 7. seccomp. From here on this thread makes only calls that the filter allows.
 	if len(w.Seccomp) > 0 {
 		if err := seccomp.Install(w.Seccomp); err != nil {
 			return a, err
 		}
 	}
-	// 7. The thread's own capabilities, last, since the steps above took most of them: what is left is
+	// 8. The thread's own capabilities, last, since the steps above took most of them: what is left is
 	// what the children may hold and what becoming their user takes.
 	keep := caps.Of(w.Capabilities...) | caps.Of(unix.CAP_SETUID, unix.CAP_SETGID)
 	if len(w.SeccompExec) > 0 && !w.NoNewPrivs {

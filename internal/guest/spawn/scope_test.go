@@ -16,7 +16,7 @@ import (
 
 // mounted returns where a control group hierarchy is mounted: "cgroup2", or a controller of version 1.
 // Which ones there are is the host's choice, so no kernel version must have them.
-func mounted(t *testing.T, kind string) string {
+func mounted(t testing.TB, kind string) string {
 	t.Helper()
 	var at string
 	testenv.Need(t, testenv.Feature{Name: "cgroup-" + kind, Major: 999, Probe: func() error {
@@ -37,7 +37,7 @@ func mounted(t *testing.T, kind string) string {
 }
 
 // group makes a control group that goes with the test.
-func group(t *testing.T, path string) string {
+func group(t testing.TB, path string) string {
 	t.Helper()
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func group(t *testing.T, path string) string {
 	return path
 }
 
-func open(t *testing.T, path string, flag int) *os.File {
+func open(t testing.TB, path string, flag int) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, flag, 0)
 	if err != nil {
@@ -61,7 +61,7 @@ func open(t *testing.T, path string, flag int) *os.File {
 	return f
 }
 
-func unique(t *testing.T) string {
+func unique(t testing.TB) string {
 	return fmt.Sprintf("casemate-spawn-%d-%s", os.Getpid(), strings.ToLower(strings.ReplaceAll(t.Name(), "/", "-")))
 }
 
@@ -90,6 +90,14 @@ func TestScopeV1(t *testing.T) {
 		}
 	}
 	g.wait()
+
+	// The group that the thread joined is where the processes' namespace begins.
+	cat := run{Name: "cat", Paths: []string{"/bin/cat"}, Argv: []string{"cat", "/proc/self/cgroup"}, UID: 1000, GID: 1000}
+	r := inGuest(t, script{Walls: profile(t, isolation.Locked, walls.Options{}, false), Files: []string{"join"}, Runs: []run{cat}},
+		open(t, joined+"/tasks", os.O_WRONLY))
+	if out := r.Output["cat"]; !strings.Contains(out, "pids:/\n") || strings.Contains(out, name) {
+		t.Errorf("the process sees the host's names:\n%s", out)
+	}
 }
 
 // TestScopeV2 starts a process that is born in its scope, from a thread whose own filter lets clone3

@@ -65,8 +65,9 @@ type result struct {
 }
 
 // New makes the thread and puts the walls on it. It fails if any of them can't be put in place; then
-// nothing was started and the thread is gone. The calling process must be uid 0 of its user namespace
-// with all capabilities in it, and see a proc file system at /proc and a /dev/null.
+// nothing was started and the thread is gone. The calling process must be uid 0 of its user namespace,
+// hold SETPCAP, SYS_ADMIN, SETUID, SETGID and w.Capabilities in it, and see a proc file system at
+// /proc and a /dev/null.
 //
 // join are write-only "tasks" files of the payload's control groups (v1: memory, cpu, pids; not the
 // freezer, so that a paused sandbox does not stop a thread of PID 1). On v2 there are none: there a

@@ -74,7 +74,7 @@ func denied() []row {
 		{"mounts are made before the payload starts, never after (CVE-2022-0492 and its like begin with one)", "mount umount2 pivot_root"},
 		{"the new mount API, a blind spot of older lists", "open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick mount_setattr"},
 		{"entering another namespace", "setns"},
-		{"other processes' memory, registers and descriptors; debuggers don't work inside", "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp"},
+		{"other processes' memory, registers and descriptors; debuggers, strace and LeakSanitizer don't work inside", "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp"},
 		{"kernel programs and its counters: long lists of privilege escalations", "bpf perf_event_open"},
 		{"stops the kernel at a page fault of the caller's choice: the classic aid of race exploits", "userfaultfd"},
 		{"kernel modules", "init_module finit_module delete_module create_module"},
