@@ -1,4 +1,4 @@
-package guest
+package guest_test
 
 import (
 	"context"
@@ -11,15 +11,20 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"casemate.dev/internal/guest"
 	"casemate.dev/internal/guest/files"
 	"casemate.dev/internal/guest/spawn"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/walls"
+	"casemate.dev/internal/linux/landlock"
 	"casemate.dev/internal/testenv"
 )
 
@@ -28,11 +33,28 @@ const initArg = "guest-init"
 
 // setup tells the first process what to be.
 type setup struct {
-	SingleUser bool
-	Output     int64
-	User       string
-	// Hook is asked of the process before it serves: attacks on the guest itself.
-	Dev string // directory to put on /dev/pts instead of a devpts
+	Locked bool // profile locked instead of standard
+	Output int64
+	User   string
+	Walls  guestwire.Walls
+}
+
+// walled returns the walls of a profile as the server makes them.
+func walled(t testing.TB, locked bool) guestwire.Walls {
+	t.Helper()
+	abi, err := landlock.ABI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile := isolation.Standard
+	if locked {
+		profile = isolation.Locked
+	}
+	plan, err := walls.ForProfile(profile, walls.Host{Arch: runtime.GOARCH, LandlockABI: abi}, walls.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan.Walls
 }
 
 func TestMain(m *testing.M) {
@@ -79,12 +101,16 @@ func startPID(t testing.TB, s setup) (*guestwire.Client, int) {
 		t.Fatal(err)
 	}
 	_ = l.Close()
-	conf, _ := json.Marshal(s)
+	s.Walls = walled(t, s.Locked)
+	conf, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	root := filepath.Join(dir, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", initArg, string(conf), root)
+	cmd := exec.Command(fmt.Sprint("/proc/self/fd/", sealed().Fd()), initArg, string(conf), root)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.Env = []string{}
 	cmd.ExtraFiles = []*os.File{lf}
@@ -125,6 +151,30 @@ func startPID(t testing.TB, s setup) (*guestwire.Client, int) {
 	return c, cmd.Process.Pid
 }
 
+// sealed returns the test binary as the server passes the guest: in memory, executable by all and
+// readable by root of the host only.
+var sealed = sync.OnceValue(func() *os.File {
+	b, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		panic(err)
+	}
+	fd, err := unix.MemfdCreate("guest", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if err != nil {
+		panic(err)
+	}
+	f := os.NewFile(uintptr(fd), "guest")
+	if _, err := f.Write(b); err != nil {
+		panic(err)
+	}
+	if err := f.Chmod(0o711); err != nil {
+		panic(err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		panic(err)
+	}
+	return f
+})
+
 // runInit builds a root and serves.
 func runInit() error {
 	var s setup
@@ -135,7 +185,7 @@ func runInit() error {
 	if err := unix.CloseRange(4, 1<<30, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
 	}
-	if err := buildRoot(os.Args[3], s); err != nil {
+	if err := buildRoot(os.Args[3]); err != nil {
 		return fmt.Errorf("build root: %w", err)
 	}
 	lf := os.NewFile(3, "listener")
@@ -148,12 +198,12 @@ func runInit() error {
 	if user == "" {
 		user = "user"
 	}
-	spawner, err := newSpawner()
+	spawner, err := spawn.New(s.Walls, nil)
 	if err != nil {
 		return err
 	}
-	return Serve(context.Background(), l, Config{
-		Spawner: spawner, SingleUser: s.SingleUser, User: user, Output: s.Output,
+	return guest.Serve(context.Background(), l, guest.Config{
+		Spawner: spawner, SingleUser: s.Locked, User: user, Output: s.Output,
 		Env: map[string]string{"FROM": "template", "LAYER": "template"},
 	})
 }
@@ -173,7 +223,7 @@ nobody-in:x:2001:other
 `
 
 // buildRoot makes a root of tmpfs with the host's programs, and makes it the process's own.
-func buildRoot(root string, s setup) error {
+func buildRoot(root string) error {
 	if err := loopback(); err != nil {
 		return err
 	}
@@ -202,6 +252,8 @@ func buildRoot(root string, s setup) error {
 		os.Symlink("/proc/self/fd/2", filepath.Join(root, "dev/stderr")),
 		os.Symlink("pts/ptmx", filepath.Join(root, "dev/ptmx")),
 		os.Mkdir(filepath.Join(root, "dev/pts"), 0o755),
+		os.Mkdir(filepath.Join(root, "dev/shm"), 0o755),
+		unix.Mount("tmpfs", filepath.Join(root, "dev/shm"), "tmpfs", 0, "mode=1777,size=16m"),
 	}
 	for _, link := range []string{"bin", "sbin", "lib", "lib64"} {
 		steps = append(steps, os.Symlink("usr/"+link, filepath.Join(root, link)))
@@ -210,11 +262,8 @@ func buildRoot(root string, s setup) error {
 		p := filepath.Join(root, "dev", dev)
 		steps = append(steps, os.WriteFile(p, nil, 0o666), unix.Mount("/dev/"+dev, p, "", unix.MS_BIND, ""))
 	}
-	if s.Dev == "" {
-		steps = append(steps, unix.Mount("devpts", filepath.Join(root, "dev/pts"), "devpts", 0,
-			"newinstance,ptmxmode=0666,mode=0620,gid=5"))
-	}
 	steps = append(steps,
+		unix.Mount("devpts", filepath.Join(root, "dev/pts"), "devpts", 0, "newinstance,ptmxmode=0666,mode=0620,gid=5"),
 		unix.PivotRoot(root, filepath.Join(root, "old")),
 		os.Chdir("/"),
 		unix.Unmount("/old", unix.MNT_DETACH),
@@ -235,46 +284,6 @@ func loopback() error {
 	}
 	ifr.SetUint16(unix.IFF_UP)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
-}
-
-// plain starts processes without walls.
-type plain struct{}
-
-func newSpawner() (Spawner, error) { return plain{}, nil }
-
-func (plain) Start(a spawn.Attr) (int, error) {
-	attr := &syscall.ProcAttr{
-		Dir: a.Dir, Env: a.Env, Files: a.Files,
-		Sys: &syscall.SysProcAttr{
-			Credential: &syscall.Credential{Uid: a.UID, Gid: a.GID, Groups: a.Groups}, Setsid: a.Setsid,
-		},
-	}
-	if a.Ctty >= 0 {
-		attr.Sys.Setctty, attr.Sys.Ctty = true, a.Ctty
-	}
-	err := error(unix.ENOENT)
-	for _, p := range a.Paths {
-		pid, e := syscall.ForkExec(p, a.Argv, attr)
-		if e == nil {
-			return pid, nil
-		}
-		if e != unix.ENOENT {
-			err = e
-		}
-	}
-	return 0, &spawn.Error{Step: spawn.StepExec, Err: err}
-}
-
-func (plain) StartWorker(w spawn.Worker) (int, error) {
-	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer null.Close()
-	return syscall.ForkExec("/proc/self/exe", append([]string{"guest"}, w.Args...), &syscall.ProcAttr{
-		Dir: "/", Env: w.Env, Files: []uintptr{null.Fd(), null.Fd(), 2, w.Socket.Fd()},
-		Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.UID, Gid: w.GID, Groups: w.Groups}},
-	})
 }
 
 // serial numbers process ids.

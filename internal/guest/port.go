@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,7 @@ func (g *Guest) dial(c *guestwire.Conn, call guestwire.Call) error {
 	if err := c.Reply(nil); err != nil {
 		return err
 	}
-	join(c.Conn, port)
+	join(c.Conn, port, &g.chunks)
 	return nil
 }
 
@@ -70,19 +71,23 @@ func dialPort(r guestwire.DialRequest) (net.Conn, error) {
 }
 
 // join moves bytes both ways until both are done. The end of one way is handed on as such, so that
-// protocols which close one way only work. Go moves the bytes with splice(2).
-func join(a, b net.Conn) {
+// protocols which close one way only work.
+//
+// It reads and writes rather than let Go splice(2), whose pipes would pile up: for each way two
+// descriptors and a buffer of the kernel's, until two garbage collections later. A connection on
+// which nothing moves holds no buffer.
+func join(a, b net.Conn, lend *chunks) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		oneWay(b, a)
+		oneWay(b, a, lend)
 	}()
-	oneWay(a, b)
+	oneWay(a, b, lend)
 	<-done
 }
 
-func oneWay(dst, src net.Conn) {
-	_, err := io.Copy(dst, src)
+func oneWay(dst, src net.Conn, lend *chunks) {
+	err := move(dst, src, lend)
 	if half, ok := dst.(interface{ CloseWrite() error }); ok && err == nil {
 		_ = half.CloseWrite()
 		return
@@ -90,6 +95,35 @@ func oneWay(dst, src net.Conn) {
 	// After an error neither way is of use.
 	_ = dst.Close()
 	_ = src.Close()
+}
+
+// move copies until src ends.
+func move(dst, src net.Conn, lend *chunks) error {
+	s, ok := src.(syscall.Conn)
+	if !ok {
+		_, err := io.Copy(dst, src)
+		return err
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		buf, n := receive(raw, lend)
+		if buf == nil || n < 0 {
+			if buf != nil {
+				lend.put(buf)
+			}
+			return net.ErrClosed
+		}
+		if n > 0 {
+			_, err = dst.Write(buf[:n])
+		}
+		lend.put(buf)
+		if n == 0 || err != nil {
+			return err
+		}
+	}
 }
 
 // maxSocketTable bounds /proc/net/tcp as far as it is read: 150 bytes for each socket.

@@ -1,4 +1,4 @@
-package guest
+package guest_test
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guest"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/testenv"
 )
@@ -145,10 +146,10 @@ func TestProcessEnvironment(t *testing.T) {
 	}
 	res := r.run(guestwire.StartProcess{Argv: []string{"/usr/bin/env"}, Env: map[string]string{"LAYER": "process", "BYTES": "\xff"}})
 	want := "BYTES=\xff\nCLAIM=1\nFROM=template\nHOME=/home/user\nLAYER=process\nLOGNAME=user\n" +
-		"PATH=" + defaultPath + "\nSHELL=/bin/bash\nUSER=user\n"
+		"PATH=" + guest.DefaultPath + "\nSHELL=/bin/bash\nUSER=user\n"
 	got := string(res.out)
 	// The tree of a process without a scope is found by a mark.
-	got = strings.Replace(got, markVariable+"="+res.info.ID+"\n", "", 1)
+	got = strings.Replace(got, guest.MarkVariable+"="+res.info.ID+"\n", "", 1)
 	if got != want {
 		t.Fatalf("got  %q\nwant %q", got, want)
 	}
@@ -219,7 +220,7 @@ func TestProcessUsers(t *testing.T) {
 }
 
 func TestSingleUser(t *testing.T) {
-	r := newRunner(t, setup{SingleUser: true})
+	r := newRunner(t, setup{Locked: true})
 	for _, user := range []string{"root", "0", "other", "4242"} {
 		if _, err := r.try(guestwire.StartProcess{Argv: []string{"true"}, User: user}); !errs.Is(err, errs.PermissionDenied) {
 			t.Errorf("process as %q: %v", user, err)
@@ -596,7 +597,7 @@ func TestTerminalProcess(t *testing.T) {
 			seen += string(item.Data)
 		}
 	}
-	until("30 100\r\n/dev/pts/0\r\n" + defaultTerm)
+	until("30 100\r\n/dev/pts/0\r\n" + guest.DefaultTerm)
 	if err := r.Resize(t.Context(), guestwire.ResizeRequest{ID: "tty", Rows: 50, Cols: 120}); err != nil {
 		t.Fatal(err)
 	}
@@ -694,7 +695,7 @@ func TestLeftover(t *testing.T) {
 		"(while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late; sleep 314) & echo early",
 	}})
 	took := time.Since(begun)
-	if string(res.out) != "early\n" || res.info.Leftover == 0 || !res.info.Complete || took > lateGrace {
+	if string(res.out) != "early\n" || res.info.Leftover == 0 || !res.info.Complete || took > guest.LateGrace {
 		t.Fatalf("%q, %+v after %v", res.out, res.info, took)
 	}
 	r.sh("touch /tmp/go")
@@ -831,7 +832,7 @@ func TestListAndForget(t *testing.T) {
 func TestRetention(t *testing.T) {
 	r := newRunner(t, setup{})
 	var before guestwire.Status
-	for i := range maxEnded + 100 {
+	for i := range guest.MaxEnded + 100 {
 		if _, err := r.Start(t.Context(), guestwire.StartProcess{ID: fmt.Sprint("r", i), Argv: []string{"/usr/bin/true"}}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -843,13 +844,13 @@ func TestRetention(t *testing.T) {
 		}
 	}
 	after, err := r.Status(t.Context())
-	if err != nil || after.Processes > maxEnded+1 || after.Open > before.Open+8 {
+	if err != nil || after.Processes > guest.MaxEnded+1 || after.Open > before.Open+8 {
 		t.Fatalf("before %+v, after %+v, %v", before, after, err)
 	}
 	if _, err := r.Get(t.Context(), "r0"); !errs.Is(err, errs.NotFound) {
 		t.Fatalf("the oldest: %v", err)
 	}
-	if info, err := r.Get(t.Context(), fmt.Sprint("r", maxEnded+99)); err != nil || info.End != guestwire.EndExited {
+	if info, err := r.Get(t.Context(), fmt.Sprint("r", guest.MaxEnded+99)); err != nil || info.End != guestwire.EndExited {
 		t.Fatalf("the youngest: %+v, %v", info, err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guest/resolve"
 	"casemate.dev/internal/guestwire"
 )
@@ -138,7 +137,7 @@ func (s *server) remove(job Job, r guestwire.RemoveRequest) (struct{}, error) {
 		return none, err
 	}
 	defer at.close()
-	err = unlink(at.dir, at.name)
+	err = unlink(at.dir, at.name, false)
 	if r.Recursive && (err == unix.ENOTEMPTY || err == unix.EEXIST) {
 		err = removeTree(at)
 	}
@@ -146,145 +145,4 @@ func (s *server) remove(job Job, r guestwire.RemoveRequest) (struct{}, error) {
 		return none, fault(err, "remove", p)
 	}
 	return none, nil
-}
-
-// unlink removes a file or an empty directory.
-func unlink(dir int, name string) error {
-	err := unix.Unlinkat(dir, name, 0)
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
-	}
-	// POSIX has EPERM for a directory; it may also mean what it says.
-	if again := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); again != unix.ENOTDIR {
-		return again
-	}
-	return err
-}
-
-// step is a directory on the way down, to know it again on the way up.
-type step struct {
-	name     string
-	dev, ino uint64
-}
-
-// removeTree removes a directory with all that is in it, links themselves and not what they lead to.
-// It neither recurses nor keeps a descriptor for each level, so that no depth harms it: it climbs by
-// "..", and makes sure that this is where it came from, since others may move directories meanwhile.
-func removeTree(at *place) error {
-	dir, err := openDir(at.dir, at.name)
-	if err != nil {
-		return err
-	}
-	defer func() { dir.close() }()
-	way := []step{{name: at.name}}
-	for {
-		child, err := dir.removeEntries()
-		if err != nil {
-			return err
-		}
-		if child != "" {
-			here := step{name: child, dev: dir.dev, ino: dir.ino}
-			if err := dir.down(child); err != nil {
-				return err
-			}
-			way = append(way, here)
-			continue
-		}
-		last := way[len(way)-1]
-		way = way[:len(way)-1]
-		if len(way) == 0 {
-			return unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR)
-		}
-		if err := dir.up(last); err != nil {
-			return err
-		}
-		if err := unix.Unlinkat(dir.fd, last.name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
-			return err
-		}
-	}
-}
-
-// openedDir is a directory being emptied.
-type openedDir struct {
-	fd       int
-	dev, ino uint64
-}
-
-func openDir(at int, name string) (*openedDir, error) {
-	fd, err := resolve.Open(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	return &openedDir{fd: fd, dev: st.Dev, ino: st.Ino}, nil
-}
-
-func (d *openedDir) close() { _ = unix.Close(d.fd) }
-
-func (d *openedDir) down(name string) error {
-	next, err := openDir(d.fd, name)
-	if err != nil {
-		return err
-	}
-	d.close()
-	*d = *next
-	return nil
-}
-
-func (d *openedDir) up(to step) error {
-	next, err := openDir(d.fd, "..")
-	if err != nil {
-		return err
-	}
-	if next.dev != to.dev || next.ino != to.ino {
-		next.close()
-		return errs.New(errs.Conflict, "a directory was moved while it was being removed")
-	}
-	d.close()
-	*d = *next
-	return nil
-}
-
-// removeEntries removes what can be removed at once, and returns the first directory that holds
-// something, "" when the directory is empty.
-func (d *openedDir) removeEntries() (string, error) {
-	buf := make([]byte, 8<<10)
-	for {
-		if _, err := unix.Seek(d.fd, 0, 0); err != nil {
-			return "", err
-		}
-		full, seen, err := d.pass(buf)
-		if err != nil || full != "" {
-			return full, err
-		}
-		if seen == 0 {
-			return "", nil
-		}
-		// What was removed may have moved the rest past the reading position: look again.
-	}
-}
-
-// pass reads the directory once to its end, or to the first directory that holds something.
-func (d *openedDir) pass(buf []byte) (full string, seen int, err error) {
-	for {
-		n, err := unix.ReadDirent(d.fd, buf)
-		if err != nil || n == 0 {
-			return "", seen, err
-		}
-		_, count, names := unix.ParseDirent(buf[:n], -1, nil)
-		seen += count
-		for _, name := range names {
-			switch err := unlink(d.fd, name); err {
-			case nil, unix.ENOENT:
-			case unix.ENOTEMPTY, unix.EEXIST:
-				return name, seen, nil
-			default:
-				return "", seen, err
-			}
-		}
-	}
 }

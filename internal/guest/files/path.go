@@ -85,6 +85,15 @@ func target(p string, follow bool) (*place, error) {
 		if err != nil || link == "" {
 			return at, nil // no link, or nothing there: whoever acts on it gets the error
 		}
+		// What a magic link holds is only a description of where it leads; here it leads nowhere.
+		fd, err := resolve.Open(at.dir, at.name, unix.O_PATH, 0)
+		if resolve.IsMagic(err) {
+			at.close()
+			return nil, fault(err, "follow", p)
+		}
+		if err == nil {
+			_ = unix.Close(fd)
+		}
 		next, err := parentAt(at.dir, link, p)
 		at.close()
 		if err != nil {
@@ -96,8 +105,7 @@ func target(p string, follow bool) (*place, error) {
 	return nil, errs.New(errs.InvalidArgument, "too many symbolic links: %s", guestwire.Escape(p))
 }
 
-// readLink returns what a symbolic link holds, "" for anything else. Magic links hold text too, which
-// is then an ordinary path: never the thing that they magically lead to.
+// readLink returns what a symbolic link holds, "" for anything else.
 func readLink(dir int, name string) (string, error) {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(dir, name, buf)
