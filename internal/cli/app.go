@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -30,6 +32,11 @@ func Main(version string, args []string) int {
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, version: version}
 	root := a.root()
 	root.SetArgs(args)
+	// Who closes our stdout gets an error from the write instead of ending us on the spot: run still
+	// has a sandbox to delete. Caught, not ignored, since programs that we start inherit the latter.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	defer signal.Stop(pipe)
 	return report(a.stderr, root.ExecuteContext(context.Background()), a.color(a.stderr))
 }
 
@@ -75,7 +82,11 @@ func marshalJSON(v any) ([]byte, error) {
 	if m, ok := v.(proto.Message); ok {
 		return protojson.Marshal(m)
 	}
-	return json.Marshal(v)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // it is for people's eyes and jq, not for a page
+	err := enc.Encode(v)
+	return b.Bytes(), err
 }
 
 // printList prints messages as the API's list answers do, {"name": […]}.

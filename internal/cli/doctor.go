@@ -131,8 +131,10 @@ func (a *app) askTemporary(ctx context.Context) (host *client.Host, err error) {
 	if err := awaitServer(ctx, socket, exited); err != nil {
 		stop()
 		<-exited
-		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-		return nil, fmt.Errorf("the server does not start: %s", strings.TrimPrefix(lines[len(lines)-1], "casemate: "))
+		if said := lastWords(strings.Split(log.String(), "\n")); said != nil {
+			return nil, said
+		}
+		return nil, err
 	}
 	c, err := client.New("unix://"+socket, "")
 	if err != nil {

@@ -3,10 +3,12 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"casemate.dev/client"
+	"casemate.dev/internal/errs"
 )
 
 // execFlags are the flags of exec beside those of every process.
@@ -41,6 +43,10 @@ the server's buffer holds it. With --detach the command goes on by itself, and i
 			}
 			if len(command) == 0 {
 				return usageError("exec takes a sandbox and a command")
+			}
+			if args[1] != "--" && strings.HasPrefix(args[1], "-") {
+				return errs.New(errs.InvalidArgument, "%s stands behind the sandbox, where the command is", args[1]).
+					WithHint("flags go first: casemate exec %s … %s COMMAND", args[1], args[0])
 			}
 			return a.exec(cmd.Context(), f, args[0], command)
 		},

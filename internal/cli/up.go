@@ -123,8 +123,7 @@ func (a *app) up(ctx context.Context, cfg server.Config, args []string) error {
 			_ = child.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 			<-exited
 		}
-		a.logTail(filepath.Join(cfg.RunDir, logFile), begin)
-		return err
+		return a.whyNot(err, filepath.Join(cfg.RunDir, logFile), begin)
 	}
 	return a.printUp(cfg, false)
 }
@@ -175,23 +174,46 @@ func openLog(dir string) (*os.File, error) {
 	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 }
 
-// logTail prints what a server that failed wrote since begin.
-func (a *app) logTail(name string, begin int64) {
-	f, err := os.Open(name)
-	if err != nil {
-		return
+// whyNot turns the failure of a server in the background into what the server said in its log since
+// begin; where it said nothing of its own, the log's end is shown.
+func (a *app) whyNot(err error, name string, begin int64) error {
+	f, ferr := os.Open(name)
+	if ferr != nil {
+		return err
 	}
 	defer f.Close()
-	raw, err := io.ReadAll(io.NewSectionReader(f, begin, 64<<10))
-	if err != nil {
-		return
+	raw, ferr := io.ReadAll(io.NewSectionReader(f, begin, 64<<10))
+	if ferr != nil {
+		return err
 	}
 	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	if said := lastWords(lines); said != nil {
+		return said
+	}
 	for _, l := range lines[max(0, len(lines)-kept):] {
 		if l != "" {
 			fmt.Fprintln(a.stderr, paint("  | "+clean(l), faint, a.color(a.stderr)))
 		}
 	}
+	return err
+}
+
+// lastWords finds the error and the hints that a server ended with; see report.
+func lastWords(lines []string) error {
+	for i := len(lines) - 1; i >= 0; i-- {
+		text, ok := strings.CutPrefix(lines[i], "casemate: ")
+		if !ok {
+			continue
+		}
+		var hints []string
+		for _, l := range lines[i+1:] {
+			if h, ok := strings.CutPrefix(l, "hint: "); ok {
+				hints = append(hints, h)
+			}
+		}
+		return &errs.Error{Kind: errs.Internal, Public: text, Hint: strings.Join(hints, "\n")}
+	}
+	return nil
 }
 
 // printUp tells where the server is.
@@ -211,7 +233,10 @@ func (a *app) printUp(cfg server.Config, already bool) error {
 	t := &table{indent: "  "}
 	t.add("socket", st.Socket)
 	for _, u := range st.URLs {
-		t.add("http", u, cell{"key in " + st.KeyFile, faint})
+		t.add("http", u)
+	}
+	if len(st.URLs) > 0 {
+		t.add("key", st.KeyFile)
 	}
 	t.add("data", st.DataDir)
 	t.add("log", filepath.Join(cfg.RunDir, logFile))
