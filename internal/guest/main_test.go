@@ -37,10 +37,12 @@ type setup struct {
 	Output int64
 	User   string
 	Walls  guestwire.Walls
+	// home is the control group of version 2 that the guest is born in, "" for none.
+	home string
 }
 
 // walled returns the walls of a profile as the server makes them.
-func walled(t testing.TB, locked bool) guestwire.Walls {
+func walled(t testing.TB, locked, v2 bool) guestwire.Walls {
 	t.Helper()
 	abi, err := landlock.ABI()
 	if err != nil {
@@ -50,7 +52,7 @@ func walled(t testing.TB, locked bool) guestwire.Walls {
 	if locked {
 		profile = isolation.Locked
 	}
-	plan, err := walls.ForProfile(profile, walls.Host{Arch: runtime.GOARCH, LandlockABI: abi}, walls.Options{})
+	plan, err := walls.ForProfile(profile, walls.Host{Arch: runtime.GOARCH, LandlockABI: abi, CloneIntoCgroup: v2}, walls.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +103,7 @@ func startPID(t testing.TB, s setup) (*guestwire.Client, int) {
 		t.Fatal(err)
 	}
 	_ = l.Close()
-	s.Walls = walled(t, s.Locked)
+	s.Walls = walled(t, s.Locked, s.home != "")
 	conf, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)
@@ -120,6 +122,14 @@ func startPID(t testing.TB, s setup) (*guestwire.Client, int) {
 			unix.CLONE_NEWNET | unix.CLONE_NEWIPC,
 		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 		Credential: &syscall.Credential{}, Pdeathsig: syscall.SIGKILL,
+	}
+	if s.home != "" {
+		home, err := os.Open(s.home)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer home.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(home.Fd())
 	}
 	// Pdeathsig is about the thread that forked.
 	forked := make(chan error)
