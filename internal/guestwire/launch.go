@@ -48,11 +48,14 @@ type Overlay struct {
 	// Lowers are the read-only layers, the topmost first.
 	Lowers []int `json:"lowers"`
 	// Upper is a mount that holds both UpperDir and WorkDir, relative paths in it: overlayfs wants
-	// them on one mount.
+	// them on one mount. NoUpper makes the overlay a read-only view.
 	Upper    int    `json:"upper"`
 	UpperDir string `json:"upper_dir"`
 	WorkDir  string `json:"work_dir"`
 }
+
+// NoUpper stands for Overlay.Upper where there is no writable layer.
+const NoUpper = -1
 
 // Mount is one step of building the root.
 type Mount struct {

@@ -71,18 +71,27 @@ func (s *setup) mountOverlay(o guestwire.Overlay, at, prefix string, nosuid bool
 			return -1, fmt.Errorf("layer %d: %w", i, err)
 		}
 	}
-	if err := s.place(o.Upper, prefix); err != nil {
-		return -1, fmt.Errorf("writable layer: %w", err)
-	}
-	if err := unix.Mkdir(at, 0o700); err != nil {
-		return -1, &os.PathError{Op: "mkdir", Path: at, Err: err}
-	}
 	flags := uintptr(unix.MS_NODEV)
 	if nosuid {
 		flags |= unix.MS_NOSUID
 	}
-	options := "userxattr,lowerdir=" + strings.Join(lowers, ":") +
-		",upperdir=" + prefix + "/" + o.UpperDir + ",workdir=" + prefix + "/" + o.WorkDir
+	options := "userxattr,lowerdir=" + strings.Join(lowers, ":")
+	if o.Upper == guestwire.NoUpper {
+		flags |= unix.MS_RDONLY
+		// A read-only overlay wants two layers; this one is empty.
+		if err := unix.Mkdir(prefix, 0o755); err != nil {
+			return -1, &os.PathError{Op: "mkdir", Path: prefix, Err: err}
+		}
+		options += ":" + prefix
+	} else {
+		if err := s.place(o.Upper, prefix); err != nil {
+			return -1, fmt.Errorf("writable layer: %w", err)
+		}
+		options += ",upperdir=" + prefix + "/" + o.UpperDir + ",workdir=" + prefix + "/" + o.WorkDir
+	}
+	if err := unix.Mkdir(at, 0o700); err != nil {
+		return -1, &os.PathError{Op: "mkdir", Path: at, Err: err}
+	}
 	if err := unix.Mount("overlay", at, "overlay", flags, options); err != nil {
 		return -1, fmt.Errorf("mount overlay: %w", err)
 	}
@@ -93,7 +102,7 @@ func (s *setup) mountOverlay(o guestwire.Overlay, at, prefix string, nosuid bool
 	// On a full file system, or where the work directory can't be prepared, overlayfs mounts
 	// read-only and reports success (HARDENING 11).
 	got, err := mount.Flags(fd)
-	if err == nil && got&unix.ST_RDONLY != 0 {
+	if err == nil && got&unix.ST_RDONLY != 0 && o.Upper != guestwire.NoUpper {
 		err = errors.New("the overlay came up read-only: its file system is full, or its owner has no id inside")
 	}
 	if err != nil {
@@ -124,8 +133,10 @@ func (s *setup) mount(root, i int, m guestwire.Mount) error {
 	}
 	defer unix.Close(fd)
 	// The merged directory takes its owner from the writable layer, which is new and root's.
-	if err := give(fd, m); err != nil {
-		return err
+	if m.Overlay.Upper != guestwire.NoUpper {
+		if err := give(fd, m); err != nil {
+			return err
+		}
 	}
 	return unix.MoveMount(fd, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }

@@ -202,7 +202,7 @@ func TestLinkedMountTargetsAreRefused(t *testing.T) {
 			if err := os.MkdirAll(filepath.Join(lower, "tmp/victim"), 0o777); err != nil {
 				t.Fatal(err)
 			}
-			spec.Root.Binds = append(spec.Root.Binds, rootfs.Bind{Source: "/etc/hostname", Target: "/opt/x/name"})
+			spec.Root.Binds = append(spec.Root.Binds, rootfs.Bind{Source: "/etc", Target: "/opt/x/name"})
 			if tt.link != "opt" {
 				spec.Root.Binds = spec.Root.Binds[:1]
 			}

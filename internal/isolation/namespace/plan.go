@@ -2,7 +2,9 @@ package namespace
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -69,6 +71,7 @@ type builder struct {
 	spec   isolation.Spec
 	first  uint32   // of the sandbox's id range
 	userNS *os.File // maps the range
+	trees  *trees
 	launch guestwire.Launch
 	files  []*os.File
 	own    []*os.File // those of files that close closes
@@ -180,23 +183,78 @@ func commonParent(a, c string) (string, error) {
 
 // bind adds a read-only bind. Without recursion: what the host mounted below stays the host's.
 func (b *builder) bind(bind rootfs.Bind) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(bind.Source, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: bind.Source, Err: err}
+	}
+	m := guestwire.Mount{Target: bind.Target}
+	var err error
+	switch isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR; {
+	// mountinfo shows where on its file system a mount begins. That tells nothing new only where the
+	// path is the same inside.
+	case bind.Source == bind.Target:
+		m.Single = !isDir
+		m.File, err = b.plainBind(bind)
+	case !isDir:
+		err = errs.New(errs.InvalidArgument, "the single file %q can't show under another path", bind.Target)
+	default:
+		m.File, m.Overlay, err = b.hiddenBind(bind)
+	}
+	if err != nil {
+		return err
+	}
+	b.launch.Mounts = append(b.launch.Mounts, m)
+	return nil
+}
+
+func (b *builder) plainBind(bind rootfs.Bind) (file int, err error) {
 	var ns *os.File
 	if bind.Mapped {
 		ns = b.userNS
 	}
 	m, err := layer(bind.Source, ns, bindAttr)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	i := b.add(m)
-	var st unix.Stat_t
-	if err := unix.Fstat(int(m.Fd()), &st); err != nil {
-		return os.NewSyscallError("fstat", err)
+	return b.add(m), nil
+}
+
+// hiddenBind shows a directory without saying where it lies: an empty one as another empty one, any
+// other through an overlay, whose root is "/".
+func (b *builder) hiddenBind(bind rootfs.Bind) (file int, o *guestwire.Overlay, err error) {
+	empty, err := isEmpty(bind.Source)
+	if err != nil {
+		return 0, nil, err
 	}
-	b.launch.Mounts = append(b.launch.Mounts, guestwire.Mount{
-		Target: bind.Target, File: i, Single: st.Mode&unix.S_IFMT != unix.S_IFDIR,
-	})
-	return nil
+	if empty {
+		m, err := b.trees.empty()
+		if err != nil {
+			return 0, nil, err
+		}
+		return b.add(m), nil, nil
+	}
+	var ns *os.File
+	if bind.Mapped {
+		ns = b.userNS
+	}
+	m, err := layer(bind.Source, ns, layerAttr|mount.ReadOnly)
+	if err != nil {
+		return 0, nil, err
+	}
+	return 0, &guestwire.Overlay{Lowers: []int{b.add(m)}, Upper: guestwire.NoUpper}, nil
+}
+
+func isEmpty(dir string) (bool, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }()
+	_, err = f.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		return true, nil
+	}
+	return false, err
 }
 
 // workspace adds an overlay over a directory of the host. The id map shows its owner as the sandbox's

@@ -91,7 +91,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("limited"); err != nil {
 		return nil, err
 	}
-	build := &builder{ctx: ctx, spec: s, first: g.first, userNS: g.userNS}
+	build := &builder{ctx: ctx, spec: s, first: g.first, userNS: g.userNS, trees: b.trees}
 	defer build.close()
 	if err := b.build(build, g, wall, cpus); err != nil {
 		return nil, err

@@ -199,23 +199,42 @@ func TestWorkspace(t *testing.T) {
 // Binds show files and directories, read-only, with the host's ids unless mapped.
 func TestBinds(t *testing.T) {
 	h := newHost(t)
+	b := h.backend()
 	spec := newSpec(t, isolation.Standard)
-	dir := t.TempDir()
+	dir, empty := t.TempDir(), t.TempDir()
 	writeFile(t, filepath.Join(dir, "plain"), "plain")
 	writeFile(t, filepath.Join(dir, "sub/f"), "f")
 	if err := os.Chown(filepath.Join(dir, "plain"), 1000, 1000); err != nil {
 		t.Fatal(err)
 	}
 	spec.Root.Binds = append(spec.Root.Binds,
-		rootfs.Bind{Source: filepath.Join(dir, "plain"), Target: "/srv/one/file", Mapped: true},
-		rootfs.Bind{Source: dir, Target: "/srv/tree"})
-	x := start(t, h.backend(), spec)
-	wants(t, "contents", x.sh("cat /srv/one/file /srv/tree/sub/f"), "plainf")
-	wants(t, "owners", x.sh("stat -c %u /srv/one/file /srv/tree/plain"), "1000\n65534")
-	for _, name := range []string{"/srv/one/file", "/srv/tree/sub/f", "/srv/tree/new", "/usr/new"} {
+		rootfs.Bind{Source: dir, Target: "/srv/mapped", Mapped: true},
+		rootfs.Bind{Source: dir, Target: "/srv/tree"},
+		rootfs.Bind{Source: empty, Target: "/usr/local", Mapped: true},
+		rootfs.Bind{Source: "/etc/hostname", Target: "/etc/hostname"})
+	x := start(t, b, spec)
+	wants(t, "contents", x.sh("cat /srv/mapped/plain /srv/tree/sub/f; ls /usr/local"), "plainf")
+	name, err := os.ReadFile("/etc/hostname")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, "a single file", x.sh("cat /etc/hostname"), strings.TrimSpace(string(name)))
+	wants(t, "owners", x.sh("stat -c %u /srv/mapped/plain /srv/tree/plain"), "1000\n65534")
+	for _, name := range []string{"/etc/hostname", "/srv/tree/sub/f", "/srv/mapped/new", "/usr/new", "/usr/local/new"} {
 		if got := x.shAs("root", "echo x > "+name+" 2>&1"); !strings.Contains(got, "Read-only") && !strings.Contains(got, "denied") {
 			t.Errorf("write %s: %q", name, got)
 		}
+	}
+	info := x.sh("cat /proc/self/mountinfo")
+	for _, path := range []string{dir, empty} {
+		if strings.Contains(info, path) {
+			t.Errorf("mountinfo shows %s:\n%s", path, info)
+		}
+	}
+	spec = newSpec(t, isolation.Locked)
+	spec.Root.Binds = append(spec.Root.Binds, rootfs.Bind{Source: filepath.Join(dir, "plain"), Target: "/srv/file"})
+	if _, err := b.Start(t.Context(), spec); !errs.Is(err, errs.InvalidArgument) {
+		t.Errorf("a file under another path: %v", err)
 	}
 }
 

@@ -58,6 +58,9 @@ func (t *trees) sys(cpus []int) (*os.File, error) {
 	return t.ask(treeRequest{name: "sys-" + cpuList(cpus), cpus: cpus})
 }
 
+// empty returns a new detached copy of an empty directory.
+func (t *trees) empty() (*os.File, error) { return t.ask(treeRequest{name: "empty"}) }
+
 func (t *trees) ask(r treeRequest) (*os.File, error) {
 	r.reply = make(chan treeReply, 1)
 	select {
@@ -157,8 +160,11 @@ func makeTree(r treeRequest) error {
 	if err := unix.Mount("tmpfs", r.name, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
 		return err
 	}
-	if r.name == "dev" {
+	switch r.name {
+	case "dev":
 		return makeDev(r.name)
+	case "empty":
+		return nil
 	}
 	return makeSys(r.name, r.cpus)
 }
