@@ -1,7 +1,7 @@
 package files
 
 import (
-	"crypto/rand"
+	"encoding/hex"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -155,12 +155,25 @@ type temporary struct {
 const temporaryPrefix = ".casemate-"
 
 func newTemporary(at *place) (*temporary, error) {
-	name := temporaryPrefix + rand.Text()
+	name, err := temporaryName()
+	if err != nil {
+		return nil, err
+	}
 	fd, err := unix.Openat(at.dir, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fault(err, "write", at.path)
 	}
 	return &temporary{at: at, name: name, file: os.NewFile(uintptr(fd), name)}, nil
+}
+
+// temporaryName asks the kernel for randomness: package crypto/rand links, and initializes at every
+// start of a guest, more than the rest of it does.
+func temporaryName() (string, error) {
+	var b [16]byte
+	if _, err := unix.Getrandom(b[:], 0); err != nil {
+		return "", os.NewSyscallError("getrandom", err)
+	}
+	return temporaryPrefix + hex.EncodeToString(b[:]), nil
 }
 
 // own gives the file the owner of the one that it replaces.
