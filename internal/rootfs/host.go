@@ -37,13 +37,13 @@ var hostCopied = [...]string{ //nolint:gochecknoglobals // a table
 
 // hostTemplate is the made-up layer.
 type hostTemplate struct {
-	root string
+	dir  string
 	meta meta
 }
 
 func (t *hostTemplate) plan(empty string) Plan {
 	p := Plan{
-		Lowers: []string{t.root},
+		Lowers: []string{t.dir + "/root"},
 		Binds:  []Bind{{Source: "/usr", Target: "/usr"}},
 		Env:    map[string]string{"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"},
 		User:   defaultUser, Dir: "/home/" + defaultUser,
@@ -63,7 +63,7 @@ func (s *Store) openHost(ctx context.Context) (*hostTemplate, error) {
 	if st, err := os.Stat("/usr/bin/sh"); err != nil || !st.Mode().IsRegular() {
 		return nil, errs.Wrap(err, errs.Unsupported, "this machine has no /usr/bin/sh")
 	}
-	tmp, err := os.MkdirTemp(s.templateDir(), "host.tmp-")
+	tmp, err := os.MkdirTemp(s.templateDir(), "tmp-host-")
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (s *Store) openHost(ctx context.Context) (*hostTemplate, error) {
 	}
 	place := filepath.Join(s.templateDir(), "host-"+sum[:16])
 	if m, err := readMeta(place); err == nil {
-		return &hostTemplate{root: place + "/root", meta: m}, nil
+		return &hostTemplate{dir: place, meta: m}, nil
 	}
 	m := meta{Version: hostVersion, SizeBytes: size, BuiltAt: time.Now().UTC(), Source: "host"}
 	if err := writeMeta(tmp, m); err != nil {
@@ -90,7 +90,7 @@ func (s *Store) openHost(ctx context.Context) (*hostTemplate, error) {
 	if err := os.Rename(tmp, place); err != nil {
 		return nil, err
 	}
-	return &hostTemplate{root: place + "/root", meta: m}, nil
+	return &hostTemplate{dir: place, meta: m}, nil
 }
 
 // makeHostRoot makes up everything but /usr. Ids are inside-ids.

@@ -92,8 +92,8 @@ func imageSize(dir string, size int64) (int64, error) {
 	size &^= 1<<20 - 1
 	switch {
 	case size < minImage:
-		return 0, errs.New(errs.ResourceExhausted, "the store's image needs %d MB, and the data directory has %d MB free",
-			2*minImage>>20, free>>20)
+		return 0, errs.New(errs.ResourceExhausted, "the store's image needs %d MB free in the data directory, and there are %d",
+			4*minImage>>20, free>>20)
 	case size > free:
 		return 0, errs.New(errs.ResourceExhausted, "the store's image of %d MB does not fit into %d MB", size>>20, free>>20)
 	}

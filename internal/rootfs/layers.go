@@ -3,6 +3,7 @@ package rootfs
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,15 +25,23 @@ func (s *Store) Plan(ctx context.Context, r Request) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
+	if err := s.planLayer(&p, r); err != nil {
+		return Plan{}, errors.Join(fmt.Errorf("make layer %s: %w", r.ID, err), s.unuse(r.ID))
+	}
+	return p, nil
+}
+
+// planLayer fills in the writable layer. Nobody else has the sandbox's name: use saw to that.
+func (s *Store) planLayer(p *Plan, r Request) error {
 	l, err := s.takeLayer()
 	if err != nil {
-		return Plan{}, fmt.Errorf("make layer %s: %w", r.ID, err)
+		return err
 	}
 	defer l.close()
 	path := s.live(r.ID)
-	if err := renameNew(l.path, path); err != nil {
+	if err := os.Rename(l.path, path); err != nil {
 		s.discard(l.path)
-		return Plan{}, fmt.Errorf("make layer %s: %w", r.ID, err)
+		return err
 	}
 	s.disk.moved(l.path, path)
 	l.path = path
@@ -41,18 +50,10 @@ func (s *Store) Plan(ctx context.Context, r Request) (Plan, error) {
 	}
 	if err != nil {
 		s.discard(path)
-		return Plan{}, fmt.Errorf("make layer %s: %w", r.ID, err)
+		return err
 	}
 	p.Upper, p.Work = path+"/upper", path+"/work"
-	return p, nil
-}
-
-// renameNew renames a directory, and fails where the new name is taken.
-func renameNew(from, to string) error {
-	if _, err := os.Lstat(to); err == nil { // rename(2) would replace an empty directory
-		return errs.New(errs.AlreadyExists, "sandbox %s has a layer already", filepath.Base(to))
-	}
-	return os.Rename(from, to)
+	return nil
 }
 
 // makeWorkspaces makes the writable layer of each workspace inside the sandbox's own, so that one
@@ -150,8 +151,14 @@ func (s *Store) fill(ctx context.Context) {
 // Release removes the writable layer of a sandbox: at once from its place, its contents in the
 // background. Nothing of the sandbox may use it any more. Idempotent.
 func (s *Store) Release(_ context.Context, id string) error {
-	return s.throwAway(s.live(id))
+	if !validID(id) {
+		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
+	}
+	return errors.Join(s.throwAway(s.live(id)), s.unuse(id))
 }
+
+// validID keeps Release and its like to one name below live/.
+func validID(s string) bool { return id.ValidSandbox(s) }
 
 // throwAway renames a layer into the trash and wakes the worker.
 func (s *Store) throwAway(path string) error {
@@ -201,7 +208,10 @@ func (s *Store) Sweep(ctx context.Context, keep map[string]bool) ([]string, erro
 		if keep[e.Name()] {
 			continue
 		}
-		if err := s.Release(ctx, e.Name()); err != nil {
+		if err := errors.Join(s.throwAway(s.live(e.Name())), s.unuse(e.Name())); err != nil {
+			return removed, err
+		}
+		if err := ctx.Err(); err != nil {
 			return removed, err
 		}
 		removed = append(removed, "layer "+e.Name())

@@ -23,8 +23,8 @@ type Config struct {
 	Log *slog.Logger
 	// Mechanism forces one of the names of DiskLimit.Mechanism; "" probes for the best one.
 	Mechanism string
-	// ImageBytes is the size of the preallocated btrfs image; 0 takes half of what is free, at most
-	// 64 GiB. An image that exists keeps its size.
+	// ImageBytes is the size of the preallocated btrfs image; 0 takes a quarter of what is free, at most
+	// 32 GiB. An image that exists keeps its size.
 	ImageBytes int64
 	// Spares is how many writable layers are made ahead; 0 means 16, below 0 none.
 	Spares int
@@ -152,8 +152,8 @@ func (s *Store) Mechanism() string { return s.disk.mechanism() }
 func (s *Store) area(name string) string     { return filepath.Join(s.disk.root(), name) }
 func (s *Store) live(id string) string       { return filepath.Join(s.disk.root(), "live", id) }
 func (s *Store) templateDir() string         { return filepath.Join(s.dir, "templates") }
+func (s *Store) useDir() string              { return filepath.Join(s.dir, "uses") }
 func (s *Store) emptyDir() string            { return filepath.Join(s.templateDir(), "empty") }
-func (s *Store) exists(path string) bool     { _, err := os.Lstat(path); return err == nil }
 func notThere(err error) bool                { return errors.Is(err, fs.ErrNotExist) }
 func (s *Store) warn(what string, err error) { s.log.Warn(what, "error", err) }
 func (s *Store) warnIf(what string, e error) {

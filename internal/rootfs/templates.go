@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,8 +23,8 @@ type templates struct {
 	hostErr error
 	// base is set once it is built.
 	base *baseTemplate
-	// building is closed when the build that runs has ended.
-	building chan struct{}
+	// building is set while base is being built.
+	building bool
 }
 
 // meta is what lies beside a stored layer of a template.
@@ -36,8 +37,10 @@ type meta struct {
 
 // openTemplates makes what costs nothing and looks for what was built before.
 func (s *Store) openTemplates(ctx context.Context) error {
-	if err := os.MkdirAll(s.emptyDir(), 0o755); err != nil {
-		return err
+	for _, dir := range []string{s.emptyDir(), s.useDir()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
 	}
 	t := &s.templates
 	t.host, t.hostErr = s.openHost(ctx)
@@ -45,8 +48,11 @@ func (s *Store) openTemplates(ctx context.Context) error {
 		s.warn("template host is not available", t.hostErr)
 	}
 	var err error
-	t.base, err = s.openBase()
-	return err
+	if t.base, err = s.openBase(); err != nil {
+		return err
+	}
+	s.dropTemplates()
+	return nil
 }
 
 // Templates lists what a sandbox can start from, also what is not built yet.
@@ -71,7 +77,8 @@ func (s *Store) Templates(context.Context) ([]Template, error) {
 	return []Template{host, base}, nil
 }
 
-// fromTemplate returns the part of a plan that every sandbox of a template shares.
+// fromTemplate returns the part of a plan that every sandbox of a template shares, and notes that the
+// sandbox uses it.
 func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
 	all, err := s.Templates(ctx)
 	if err != nil {
@@ -89,15 +96,32 @@ func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
 	defer t.mu.Unlock()
 	switch {
 	case r.Template == "host" && t.host != nil:
-		return t.host.plan(s.emptyDir()), nil
+		return t.host.plan(s.emptyDir()), s.use(r.ID, t.host.dir)
 	case r.Template == "base" && t.base != nil:
-		return t.base.plan(), nil
+		return t.base.plan(), s.use(r.ID, t.base.dir)
 	case r.Template == "host":
 		return Plan{}, errs.Wrap(t.hostErr, errs.FailedPrecondition, "template host is not available on this machine").
 			WithHint("build another one: casemate template build base")
 	}
 	return Plan{}, errs.New(errs.FailedPrecondition, "template %s is not built", r.Template).
 		WithHint("casemate template build %s", r.Template)
+}
+
+// use notes which stored layer a sandbox has below it, so that no newer build removes it.
+func (s *Store) use(id, dir string) error {
+	err := os.Symlink(filepath.Base(dir), filepath.Join(s.useDir(), id))
+	if errors.Is(err, fs.ErrExist) {
+		return errs.Wrap(err, errs.AlreadyExists, "sandbox %s has a root already", id)
+	}
+	return err
+}
+
+// unuse is for a sandbox that is gone. Idempotent.
+func (s *Store) unuse(id string) error {
+	if err := os.Remove(filepath.Join(s.useDir(), id)); err != nil && !notThere(err) {
+		return err
+	}
+	return nil
 }
 
 // readMeta returns a stored layer's meta; errors match fs.ErrNotExist where there is none.
@@ -116,18 +140,4 @@ func writeMeta(dir string, m meta) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "meta.json"), data, 0o600)
-}
-
-// install puts a finished template at its place in one step: a killed build leaves no half one. The
-// one that was there before stays for the sandboxes that use it, under another name, and goes with
-// the next build.
-func install(made, place string) error {
-	old := place + ".old"
-	if err := os.RemoveAll(old); err != nil {
-		return err
-	}
-	if err := os.Rename(place, old); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return os.Rename(made, place)
 }

@@ -44,6 +44,12 @@ func (i Info) IsSymlink() bool { return i.Mode&unix.S_IFMT == unix.S_IFLNK }
 // IsWhiteout reports whether it is overlayfs's mark for a removed file: a character device 0/0.
 func (i Info) IsWhiteout() bool { return i.Mode&unix.S_IFMT == unix.S_IFCHR && i.Rdev == 0 }
 
+// IsDevice reports whether it is a device, a whiteout included.
+func (i Info) IsDevice() bool {
+	t := i.Mode & unix.S_IFMT
+	return t == unix.S_IFCHR || t == unix.S_IFBLK
+}
+
 // Perm returns the permission bits, with setuid, setgid and sticky.
 func (i Info) Perm() uint32 { return i.Mode & 0o7777 }
 
@@ -122,6 +128,16 @@ func lstatAt(dir int, name string) (Info, error) {
 	return info(&st), nil
 }
 
+// Names lists what is in dir, in no order.
+func Names(dir *os.File) ([]string, error) {
+	d, err := OpenDir(dir, ".") // an offset of its own
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Readdirnames(-1)
+}
+
 // Readlink returns the target of a symlink name in dir.
 func Readlink(dir *os.File, name string) (string, error) {
 	for size := 256; ; size *= 4 {
@@ -134,19 +150,6 @@ func Readlink(dir *os.File, name string) (string, error) {
 			return string(buf[:n]), nil
 		}
 	}
-}
-
-// Xattr returns an extended attribute of an open file; ok is false where it has none such.
-func Xattr(f *os.File, name string) (value string, ok bool, err error) {
-	var buf [256]byte
-	n, err := unix.Fgetxattr(int(f.Fd()), name, buf[:])
-	switch {
-	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.EOPNOTSUPP):
-		return "", false, nil
-	case err != nil:
-		return "", false, &fs.PathError{Op: "getxattr " + name, Path: f.Name(), Err: err}
-	}
-	return string(buf[:n]), true, nil
 }
 
 // below opens path below root in chunks that the kernel takes, so that no tree is too deep.
@@ -193,3 +196,14 @@ func open(at int, path string, h *unix.OpenHow) (*os.File, error) {
 }
 
 func isErrno(err, errno error) bool { return err != nil && errors.Is(err, errno) }
+
+// Missing reports whether an error says that a path leads nowhere below its root: a part is missing, is
+// no directory or is a symlink, or a mount is in the way.
+func Missing(err error) bool {
+	for _, e := range [...]error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV} {
+		if isErrno(err, e) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,58 @@
+package fd
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Before Linux 6.13 no call takes a directory and a name, so the name is reached through the directory's
+// descriptor in /proc; the last part is never followed.
+func at(dir *os.File, name string) string {
+	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
+}
+
+// Xattrs lists the extended attributes of name in dir.
+func Xattrs(dir *os.File, name string) ([]string, error) {
+	for size := 1024; ; size *= 4 {
+		buf := make([]byte, size)
+		n, err := unix.Llistxattr(at(dir, name), buf)
+		switch {
+		case errors.Is(err, unix.ERANGE):
+		case errors.Is(err, unix.EOPNOTSUPP):
+			return nil, nil
+		case err != nil:
+			return nil, &fs.PathError{Op: "listxattr", Path: name, Err: err}
+		case n == 0:
+			return nil, nil
+		default:
+			return strings.Split(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00"), nil
+		}
+	}
+}
+
+// Xattr returns an extended attribute of name in dir; ok is false where it has none such. Values above
+// 256 bytes are an error.
+func Xattr(dir *os.File, name, attr string) (value string, ok bool, err error) {
+	var buf [256]byte
+	n, err := unix.Lgetxattr(at(dir, name), attr, buf[:])
+	switch {
+	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.EOPNOTSUPP):
+		return "", false, nil
+	case err != nil:
+		return "", false, &fs.PathError{Op: "getxattr " + attr, Path: name, Err: err}
+	}
+	return string(buf[:n]), true, nil
+}
+
+// RemoveXattr removes an extended attribute of name in dir.
+func RemoveXattr(dir *os.File, name, attr string) error {
+	if err := unix.Lremovexattr(at(dir, name), attr); err != nil {
+		return &fs.PathError{Op: "removexattr " + attr, Path: name, Err: err}
+	}
+	return nil
+}
