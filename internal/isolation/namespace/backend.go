@@ -176,7 +176,7 @@ func (b *Backend) close() error {
 		b.trees.stop()
 	}
 	if b.groups != nil {
-		all = append(all, b.groups.Close())
+		all = append(all, b.groups.RemoveUnused(), b.groups.Close())
 	}
 	if b.ids != nil {
 		b.ids.close()

@@ -142,6 +142,16 @@ func (h *Hierarchy) List() ([]string, error) { return h.driver.list() }
 // Close closes what the Hierarchy holds open. Groups stay. Idempotent.
 func (h *Hierarchy) Close() error { return h.driver.close() }
 
+// RemoveUnused removes the server's directory where no sandbox has a group in it, so that a server
+// that goes down with nothing running leaves nothing. It kills nothing.
+func (h *Hierarchy) RemoveUnused() error {
+	ids, err := h.List()
+	if err != nil || len(ids) > 0 {
+		return err
+	}
+	return h.driver.removeRoot()
+}
+
 // RemoveAll kills and removes every group of this server, and the server's directory itself.
 func (h *Hierarchy) RemoveAll(ctx context.Context) error {
 	ids, err := h.List()
