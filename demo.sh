@@ -50,9 +50,10 @@ bin/casemate create --name agent --memory 512m --cpus 1 --pids 64 --disk 200m
 created=$((($(now) - start) / 1000000))
 
 say "5. What an agent might do"
-show "casemate exec agent -- sh -c 'whoami; hostname; pwd; nproc; ps -e | wc -l'"
+look='echo "I am $(whoami) on $(hostname) in $PWD, with $(nproc) CPU and $(ls -d /proc/[0-9]* | wc -l) processes"'
+show "casemate exec agent -- sh -c '$look'"
 start=$(now)
-bin/casemate exec agent -- sh -c 'echo "I am $(whoami) on $(hostname) in $(pwd)"; echo "I see $(nproc) CPU and $(ls -d /proc/[0-9]* | wc -l) processes"'
+bin/casemate exec agent -- sh -c "$look"
 first=$((($(now) - start) / 1000000))
 
 show "casemate exec -i agent -- python3 -   (a script that writes a file)"

@@ -42,7 +42,7 @@ Exit codes: 0 when all was applied, 1 when something was held back or declined, 
 		Args:              atLeast(1, "a sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			r, err := openReview(ctx, c, args[0], o.workspace, args[1:])
+			r, err := a.openReview(ctx, c, args[0], o.workspace, args[1:])
 			if err != nil {
 				return cannot(err, "apply sandbox %s", args[0])
 			}
@@ -84,11 +84,25 @@ func (a *app) apply(ctx context.Context, r *review, o applyOptions) error {
 		}
 	}
 	for i, c := range take {
-		if err := r.take(ctx, c); err != nil {
-			return cannot(err, "apply %s after %d of %d changes", c.path, i, len(take))
+		err := r.take(ctx, c)
+		if err == nil {
+			r.remember(c)
+			continue
 		}
+		return cannot(errors.Join(err, r.applied.save()), "apply %s after %d of %d changes", c.path, i, len(take))
+	}
+	if err := r.applied.save(); err != nil {
+		a.warn("what was applied is not noted: %s", err)
 	}
 	return done(len(take))
+}
+
+// remember notes what a file looks like now, so that the next round knows it as apply's own.
+func (r *review) remember(c *change) {
+	delete(r.applied.Files, r.inside(c.path))
+	if st, err := r.root.Lstat(c.path); err == nil && !st.IsDir() {
+		r.applied.Files[r.inside(c.path)] = stampOf(st)
+	}
 }
 
 func heldBack(n int) error {

@@ -46,7 +46,7 @@ Exit codes: 0 whether or not there are changes, 125 on failure.`,
 			if root {
 				return cannot(a.diffRoot(ctx, c, args[0], args[1:]), "compare sandbox %s", args[0])
 			}
-			r, err := openReview(ctx, c, args[0], workspace, args[1:])
+			r, err := a.openReview(ctx, c, args[0], workspace, args[1:])
 			if err != nil {
 				return cannot(err, "compare sandbox %s", args[0])
 			}

@@ -62,6 +62,7 @@ func (a *app) remove(ctx context.Context, c *client.Client, names []string) erro
 			continue
 		}
 		gone = append(gone, sb)
+		forgetApplied(stateDir(a.getenv), sb.GetId())
 		if !a.json {
 			fmt.Fprintln(a.stdout, sb.GetId())
 		}

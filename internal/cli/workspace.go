@@ -23,6 +23,7 @@ type review struct {
 	ws      *client.Workspace
 	root    *os.Root
 	changes []*change
+	applied *applied
 }
 
 // change is one file that differs, and what apply would do about it.
@@ -42,12 +43,12 @@ type change struct {
 
 // openReview compares a workspace of a sandbox with its host folder. target chooses among several
 // workspaces; only names paths (or directories above them) to look at, and may be empty.
-func openReview(ctx context.Context, c *client.Client, name, target string, only []string) (*review, error) {
+func (a *app) openReview(ctx context.Context, c *client.Client, name, target string, only []string) (*review, error) {
 	sb, err := c.Sandboxes.Get(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	r := &review{client: c, sandbox: sb}
+	r := &review{client: c, sandbox: sb, applied: loadApplied(stateDir(a.getenv), sb.GetId())}
 	if r.ws, err = chooseWorkspace(sb, target); err != nil {
 		return nil, err
 	}
@@ -155,7 +156,7 @@ func (r *review) judge(ctx context.Context, c *change) error {
 	c.runs = runsByItself(c.path) && c.op != "removed"
 	// The sandbox saw the host's file as it was; a later change of it would be lost.
 	if c.host != nil && !c.host.IsDir() && c.host.ModTime().After(when(r.sandbox.GetCreatedAt()).Add(time.Millisecond)) {
-		c.newer = true
+		c.newer = !r.applied.wrote(r.inside(c.path), c.host)
 	}
 	return nil
 }

@@ -67,7 +67,15 @@ func (s *stage) setup(env *testscript.Env) error {
 		return err
 	}
 	env.Setenv("S", short)
-	env.Defer(func() { os.RemoveAll(short) })
+	env.Defer(func() {
+		// A script that failed may have left servers there.
+		runs, _ := filepath.Glob(filepath.Join(short, "*", "server.json"))
+		for _, r := range runs {
+			down := exec.CommandContext(context.Background(), s.program, "down", "--sandboxes", "--run-dir", filepath.Dir(r))
+			_ = down.Run() // one that is gone already
+		}
+		_ = os.RemoveAll(short)
+	})
 	// A name for sandboxes that no other script uses.
 	env.Setenv("N", strings.ToLower(strings.ReplaceAll(filepath.Base(env.WorkDir), "script-", "s-")))
 	env.Defer(func() { s.sweep(k) })
