@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"casemate.dev/internal/errs"
@@ -22,14 +23,17 @@ type Feature struct {
 	Probe func() error
 }
 
-// Root fails the test unless it runs as root, and logs what host it runs on.
+// Root fails the test unless it runs as root, and prints what host it runs on.
 func Root(t testing.TB) {
 	t.Helper()
 	if uid := os.Geteuid(); uid != 0 {
 		t.Fatalf("this test needs root and runs as uid %d: sudo -E go test …", uid)
 	}
-	t.Log(HostInfo())
+	printHost()
 }
+
+// printHost prints what host this is, once per test binary, so that a log begins with it.
+var printHost = sync.OnceFunc(func() { fmt.Fprintln(os.Stderr, HostInfo()) })
 
 // Need ends the test unless the host has every feature: it fails where the feature should be there,
 // and skips where the kernel is too old for it and REQUIRE does not ask for it.

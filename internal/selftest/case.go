@@ -1,0 +1,173 @@
+package selftest
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Class says what an attack would reach, after gVisor's security classes: the first six cross the
+// boundary, the others stay inside it.
+type Class string
+
+// The classes.
+const (
+	Escape      Class = "escape"       // code or files of the host
+	HostLeak    Class = "host leak"    // knowledge of the host
+	Exfil       Class = "exfiltration" // data leaves
+	Lateral     Class = "lateral"      // another sandbox
+	HostDoS     Class = "host dos"     // the host's service
+	PeerDoS     Class = "peer dos"     // another sandbox's service
+	InternalEsc Class = "internal"     // more rights inside
+	SelfDoS     Class = "self dos"     // the sandbox's own service
+	Integrity   Class = "integrity"    // what others rely on
+	Compat      Class = "compatible"   // no attack: what must work
+)
+
+// Want is what must come of a case in one profile.
+type Want struct {
+	// Match and Reject are regular expressions over the whole output: the first must be found, the
+	// second must not. They see lines, so ^ and $ are those of a line.
+	Match, Reject string
+	// End is the end reason that the command must have, or several joined by " or "; "" is exited,
+	// and SIGSYS is the end that the system call filter gives.
+	End string
+	// Not says why the case does not apply to the profile; nothing is run then.
+	Not string
+}
+
+// Twin names a deliberately weak sandbox.
+type Twin string
+
+// The twins. What each lacks is what its cases are about.
+const (
+	// Bare is a root of its own in most namespaces, with every capability and no filter.
+	Bare Twin = "bare"
+	// Shared is a process in the host's namespaces but for mounts and users' files.
+	Shared Twin = "shared"
+	// Chroot is a process whose root was changed and nothing else.
+	Chroot Twin = "chroot"
+	// Unlimited has no limit on memory, processes, files or disk.
+	Unlimited Twin = "unlimited"
+)
+
+// Case is one attack.
+type Case struct {
+	ID    string
+	Class Class
+	// Title says in a few words what is tried.
+	Title string
+	// Script is for /bin/sh, behind the helpers of prelude. Python, instead, is for python3.
+	Script string
+	Python string
+	// AsUser runs the case as the default user also where the profile has root inside.
+	AsUser bool
+	// TTY gives the script a terminal.
+	TTY     bool
+	Timeout time.Duration // default 20 s
+	Env     map[string]string
+
+	// Limits, where set, gives the case a sandbox of its own with these limits.
+	Limits *Limits
+	// Hostile says that the case may take the sandbox's own service: a neighbour is watched
+	// meanwhile, and the sandbox must be usable afterwards.
+	Hostile bool
+
+	Locked, Standard Want
+	// Check judges what regular expressions can't; it may run more in the sandbox.
+	Check func(ctx context.Context, a *attack) error
+
+	// Twin is the weak sandbox in which the case must come out wrong, TwinSetup what is prepared in
+	// it first, TwinEnv what keeps it small there, TwinSpoils that it is of no more use afterwards,
+	// and Untwinned why there is none.
+	Twin       Twin
+	TwinSetup  string
+	TwinEnv    map[string]string
+	TwinSpoils bool
+	Untwinned  string
+}
+
+// attack is a case under way.
+type attack struct {
+	c       Case
+	profile string
+	user    string
+	box     Sandbox
+	local   bool
+	result  Result
+}
+
+// want returns the case's column for a profile.
+func (c Case) want(profile string) Want {
+	if profile == "standard" {
+		return c.Standard
+	}
+	return c.Locked
+}
+
+// command returns what runs the case.
+func (c Case) command(user string) Command {
+	timeout := c.Timeout
+	if timeout == 0 {
+		timeout = 20 * time.Second
+	}
+	argv := []string{"/bin/sh", "-c", prelude + c.Script}
+	if c.Python != "" {
+		argv = []string{python, "-c", pythonPrelude + c.Python}
+	}
+	if c.AsUser {
+		user = ""
+	}
+	return Command{Argv: argv, Env: c.Env, User: user, TTY: c.TTY, Timeout: timeout}
+}
+
+// judge compares a result with what is wanted.
+func (w Want) judge(r Result) error {
+	end := w.End
+	if end == "" {
+		end = "exited"
+	}
+	if !r.ended(end) {
+		return fmt.Errorf("ended as %s (code %d, signal %d), want %s: %s", r.End, r.Code, r.Signal, end, excerpt(r.Output))
+	}
+	if w.Match != "" && !lines(w.Match).MatchString(r.Output) {
+		return fmt.Errorf("printed %s, want %s", excerpt(r.Output), w.Match)
+	}
+	if w.Reject != "" {
+		if found := lines(w.Reject).FindString(r.Output); found != "" {
+			return fmt.Errorf("printed %s", excerpt(found))
+		}
+	}
+	return nil
+}
+
+func (r Result) ended(ends string) bool {
+	for _, end := range strings.Split(ends, " or ") {
+		if r.End == end || end == "SIGSYS" && (r.Signal == sigsys || r.End == "exited" && r.Code == 128+sigsys) {
+			return true
+		}
+	}
+	return false
+}
+
+// sigsys is the signal of a killing filter, the same number on amd64 and arm64 (signal(7)).
+const sigsys = 31
+
+func lines(pattern string) *regexp.Regexp { return regexp.MustCompile("(?m)" + pattern) }
+
+// excerpt returns the beginning of an output on one line.
+func excerpt(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > 160 {
+		s = strings.ToValidUTF8(s[:160], "") + "…"
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// both gives one Want to both profiles.
+func both(c Case, w Want) Case {
+	c.Locked, c.Standard = w, w
+	return c
+}

@@ -1,0 +1,92 @@
+package selftest
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"casemate.dev/client"
+)
+
+// Server is a Target that makes sandboxes through a server's API.
+type Server struct {
+	client *client.Client
+	local  bool
+}
+
+var _ Target = (*Server)(nil)
+
+// NewServer returns a Target for the server that c talks to.
+func NewServer(c *client.Client) *Server {
+	return &Server{client: c, local: strings.HasPrefix(c.URL(), "unix:")}
+}
+
+// Local implements Target: a server on a Unix socket is on this machine.
+func (s *Server) Local() bool { return s.local }
+
+// Create implements Target. The sandbox ends by itself after an hour, should nobody delete it.
+func (s *Server) Create(ctx context.Context, spec Spec) (Sandbox, error) {
+	sb, err := s.client.Sandboxes.Create(ctx, &client.CreateRequest{
+		Isolation: spec.Isolation, Profile: spec.Profile, Env: spec.Env,
+		Labels:   map[string]string{"casemate": "selftest"},
+		Lifetime: durationpb.New(time.Hour),
+		Limits: &client.Limits{
+			MemoryBytes: spec.Limits.MemoryBytes, Cpus: spec.Limits.CPUs, Pids: int32(spec.Limits.Pids),
+			OpenFiles: int32(spec.Limits.OpenFiles), DiskBytes: spec.Limits.DiskBytes,
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &serverSandbox{client: s.client, id: sb.GetId()}, nil
+}
+
+type serverSandbox struct {
+	client *client.Client
+	id     string
+}
+
+func (s *serverSandbox) ID() string { return s.id }
+
+func (s *serverSandbox) Run(ctx context.Context, c Command) (Result, error) {
+	spec := &client.ProcessSpec{Argv: c.Argv, Env: c.Env, Dir: c.Dir, User: c.User}
+	if c.TTY {
+		spec.Terminal = &client.Terminal{Rows: 24, Cols: 80}
+	}
+	if c.Timeout > 0 {
+		spec.Timeout = durationpb.New(c.Timeout)
+	}
+	begun := time.Now()
+	res, err := s.client.Processes.Execute(ctx, s.id, spec, []byte(c.Input))
+	if err != nil {
+		return Result{}, err
+	}
+	p := res.GetProcess()
+	return Result{
+		End: p.GetEnd(), Code: int(p.GetCode()), Signal: int(p.GetSignal()), Bytes: p.GetBytes(),
+		Output: string(res.GetStdout()) + string(res.GetStderr()), Took: time.Since(begun),
+	}, nil
+}
+
+func (s *serverSandbox) List(ctx context.Context, path string) ([]string, error) {
+	files, err := s.client.Files.List(ctx, s.id, path, "", 1)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, 0, len(files))
+	for _, f := range files {
+		names = append(names, f.GetName())
+	}
+	return names, nil
+}
+
+func (s *serverSandbox) Read(ctx context.Context, path string) ([]byte, error) {
+	return s.client.Files.ReadAll(ctx, s.id, path)
+}
+
+func (s *serverSandbox) Delete(ctx context.Context) error {
+	_, err := s.client.Sandboxes.Delete(ctx, s.id)
+	return err
+}

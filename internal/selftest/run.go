@@ -1,0 +1,236 @@
+package selftest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Options say what to run.
+type Options struct {
+	Target Target
+	// Isolation is the backend to attack; "" is the server's default.
+	Isolation string
+	// Profiles to attack; default both.
+	Profiles []string
+	// Only limits the battery to cases whose id begins with one of these.
+	Only []string
+	// Each, where set, is told of every verdict as it comes.
+	Each func(Verdict)
+}
+
+// Cases returns the whole battery, in its order.
+func Cases() []Case {
+	return slices.Concat(identityCases(), fileCases(), callCases(), hardeningCases(), resourceCases())
+}
+
+// usable bounds how slow a neighbour's process may become while a case rages. It is far above what an
+// idle machine gives, and far below what a person would call broken.
+const usable = 3 * time.Second
+
+// Run attacks sandboxes of every profile and reports what came of it. An error means that the
+// battery could not be run; a case that came out wrong is in the Report.
+func Run(ctx context.Context, o Options) (Report, error) {
+	report := Report{Isolation: o.Isolation, Started: time.Now().UTC()}
+	profiles := o.Profiles
+	if len(profiles) == 0 {
+		profiles = []string{"locked", "standard"}
+	}
+	for _, p := range profiles {
+		r := runner{o: o, profile: p, report: &report}
+		if err := r.run(ctx); err != nil {
+			return report, fmt.Errorf("profile %s: %w", p, err)
+		}
+	}
+	report.Took = time.Since(report.Started)
+	return report, nil
+}
+
+// runner attacks the sandboxes of one profile.
+type runner struct {
+	o         Options
+	profile   string
+	report    *Report
+	box       Sandbox
+	neighbour Sandbox
+}
+
+func (r *runner) run(ctx context.Context) (err error) {
+	if r.neighbour, err = r.create(ctx, battleLimits()); err != nil {
+		return err
+	}
+	defer r.delete(ctx, &r.neighbour)
+	defer r.delete(ctx, &r.box)
+	for _, c := range Cases() {
+		if !selected(c.ID, r.o.Only) {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		v := r.attack(ctx, c)
+		r.report.Verdicts = append(r.report.Verdicts, v)
+		if r.o.Each != nil {
+			r.o.Each(v)
+		}
+	}
+	return nil
+}
+
+func selected(id string, only []string) bool {
+	return len(only) == 0 || slices.ContainsFunc(only, func(p string) bool { return strings.HasPrefix(id, strings.ToUpper(p)) })
+}
+
+func (r *runner) create(ctx context.Context, l Limits) (Sandbox, error) {
+	s, err := r.o.Target.Create(ctx, Spec{Isolation: r.o.Isolation, Profile: r.profile, Limits: l})
+	if err != nil {
+		return nil, fmt.Errorf("make a sandbox to attack: %w", err)
+	}
+	return s, nil
+}
+
+// delete ends a sandbox though ctx may have ended: nobody else would.
+func (r *runner) delete(ctx context.Context, s *Sandbox) {
+	if *s == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	_ = (*s).Delete(ctx) // the sandbox ends by its lifetime at the latest
+	*s = nil
+}
+
+// attack runs one case and gives the verdict.
+func (r *runner) attack(ctx context.Context, c Case) Verdict {
+	v := Verdict{ID: c.ID, Profile: r.profile, Class: c.Class, Title: c.Title, Outcome: Right}
+	want := c.want(r.profile)
+	if want.Not != "" {
+		v.Outcome, v.Detail = NotApplicable, want.Not
+		return v
+	}
+	begun := time.Now()
+	defer func() { v.Took = time.Since(begun) }()
+	box, done, err := r.boxFor(ctx, c)
+	if err != nil {
+		v.Outcome, v.Detail = Broken, err.Error()
+		return v
+	}
+	defer done()
+	watch := watchNeighbour(ctx, r.neighbour, c.Hostile)
+	result, err := Attack(ctx, c, r.profile, box, r.o.Target.Local())
+	slowest, neighbourErr := watch()
+	v.Detail = excerpt(result.Output)
+	switch {
+	case err != nil:
+		v.Outcome, v.Detail = Wrong, err.Error()
+	case neighbourErr != nil:
+		v.Outcome, v.Detail = Wrong, "a neighbour suffered: "+neighbourErr.Error()
+	case c.Hostile:
+		v.Detail += fmt.Sprintf("; slowest process of a neighbour %v", slowest.Round(time.Millisecond))
+		if err := settled(ctx, box); err != nil {
+			v.Outcome, v.Detail = Wrong, err.Error()
+		}
+	}
+	if v.Outcome == Wrong && c.Hostile {
+		r.delete(ctx, &r.box) // the next case gets a fresh one
+	}
+	return v
+}
+
+// boxFor returns the sandbox that a case runs in, and what to do with it afterwards.
+func (r *runner) boxFor(ctx context.Context, c Case) (Sandbox, func(), error) {
+	if c.Limits != nil {
+		box, err := r.create(ctx, *c.Limits)
+		return box, func() { r.delete(ctx, &box) }, err
+	}
+	if r.box == nil {
+		box, err := r.create(ctx, battleLimits())
+		if err != nil {
+			return nil, nil, err
+		}
+		r.box = box
+	}
+	return r.box, func() {}, nil
+}
+
+// Attack runs one case in a sandbox and judges it. The error says what came out wrong; the twins'
+// tests want one.
+func Attack(ctx context.Context, c Case, profile string, box Sandbox, local bool) (Result, error) {
+	a := &attack{c: c, profile: profile, box: box, local: local}
+	if profile == "standard" {
+		a.user = "root" // the strongest attacker that the profile has
+	}
+	result, err := box.Run(ctx, c.command(a.user))
+	if err != nil {
+		return result, fmt.Errorf("no result: %w", err)
+	}
+	a.result = result
+	if err := c.want(profile).judge(result); err != nil {
+		return result, err
+	}
+	if c.Check != nil {
+		return result, c.Check(ctx, a)
+	}
+	return result, nil
+}
+
+// watchNeighbour keeps starting processes in another sandbox until the returned function is called,
+// which gives the slowest.
+func watchNeighbour(ctx context.Context, n Sandbox, on bool) func() (time.Duration, error) {
+	if !on {
+		return func() (time.Duration, error) { return 0, nil }
+	}
+	stop := make(chan struct{})
+	type sum struct {
+		slowest time.Duration
+		err     error
+	}
+	result := make(chan sum, 1)
+	go func() {
+		var s sum
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			begun := time.Now()
+			r, err := n.Run(ctx, Command{Argv: []string{"/bin/echo", "well"}, Timeout: 4 * usable})
+			took := time.Since(begun)
+			s.slowest = max(s.slowest, took)
+			switch {
+			case err != nil:
+				s.err = err
+			case r.Output != "well\n":
+				s.err = fmt.Errorf("its process ended as %s and printed %s", r.End, excerpt(r.Output))
+			case took > usable:
+				s.err = fmt.Errorf("its process took %v", took.Round(time.Millisecond))
+			}
+			select {
+			case <-stop:
+				result <- s
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() (time.Duration, error) {
+		close(stop)
+		s := <-result
+		return s.slowest, s.err
+	}
+}
+
+// settled wants that the sandbox itself is usable again after a hostile case. What was killed may need
+// a moment to go.
+func settled(ctx context.Context, box Sandbox) error {
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		r, err := box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", "echo usable"}, Timeout: usable})
+		if err == nil && r.Output == "usable\n" {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("the sandbox is not usable afterwards: %s %s, %w", r.End, excerpt(r.Output), err)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package selftest
+
+import (
+	"maps"
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"casemate.dev/internal/testenv"
+)
+
+// TestTwins runs every case in its deliberately weak sandbox, where it must come out wrong: a case
+// that comes out right there would also come out right in a broken Casemate.
+func TestTwins(t *testing.T) {
+	testenv.NoLeaks(t)
+	// What B20 is to find: a socket that only the host's network namespace has.
+	l, err := net.Listen("unix", "@casemate-twin-"+testenv.ServerID(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	boxes := map[Twin]*weakBox{}
+	defer func() {
+		for _, b := range boxes {
+			if err := b.Delete(t.Context()); err != nil {
+				t.Errorf("end the twin: %v", err)
+			}
+		}
+	}()
+	for _, c := range Cases() {
+		if c.Twin == "" {
+			continue
+		}
+		if boxes[c.Twin] == nil {
+			boxes[c.Twin] = newWeakBox(t, c.Twin)
+		}
+		t.Run(c.ID, func(t *testing.T) { tryTwin(t, c, boxes[c.Twin]) })
+		if c.TwinSpoils {
+			if err := boxes[c.Twin].Delete(t.Context()); err != nil {
+				t.Errorf("end the twin: %v", err)
+			}
+			delete(boxes, c.Twin)
+		}
+	}
+}
+
+func tryTwin(t *testing.T, c Case, box *weakBox) {
+	defer endStrays(t)
+	if c.TwinSetup != "" {
+		r, err := box.Run(t.Context(), Command{Argv: []string{"/bin/sh", "-c", c.TwinSetup}})
+		if err != nil || r.Code != 0 {
+			t.Fatalf("setup: %v, status %d: %s", err, r.Code, r.Output)
+		}
+	}
+	c.Env = maps.Clone(c.Env)
+	if c.Env == nil {
+		c.Env = map[string]string{}
+	}
+	maps.Copy(c.Env, c.TwinEnv)
+	for _, profile := range []string{"locked", "standard"} {
+		want := c.want(profile)
+		if want.Not != "" {
+			continue
+		}
+		r, err := Attack(t.Context(), c, profile, box, true)
+		if err == nil {
+			t.Errorf("%s comes out right in the weak sandbox %q: %s", profile, c.Twin, excerpt(r.Output))
+		}
+		// Only the attack may make it wrong, not a probe that does not work.
+		if r.Code == 99 || r.Code == 127 || strings.Contains(r.Output, "Traceback") || strings.Contains(r.Output, "probe is broken") {
+			t.Errorf("the probe itself does not work: status %d, %s", r.Code, r.Output)
+		}
+		if r.End == "signaled" && want.End != "signaled" {
+			t.Errorf("the probe was killed by signal %d", r.Signal)
+		}
+		t.Logf("%s in %s: %v", profile, c.Twin, err)
+	}
+}
+
+// endStrays ends what D10 leaves in the shared twin: processes that sleep for a time that only this
+// battery asks for.
+func endStrays(t *testing.T) {
+	stray := regexp.MustCompile(`^sleep\x003133[7-9]\.5\x00$`)
+	find := func() []int {
+		entries, _ := os.ReadDir("/proc")
+		var pids []int
+		for _, e := range entries {
+			b, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+			env, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
+			if stray.Match(b) && strings.Contains(string(env), "TWIN_DIR=") {
+				pids = append(pids, atoi(e.Name()))
+			}
+		}
+		return pids
+	}
+	for _, pid := range find() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	testenv.Eventually(t, 5*time.Second, "the strays are gone", func() bool { return len(find()) == 0 })
+}
+
+func atoi(s string) int {
+	n := 0
+	for _, c := range s {
+		n = 10*n + int(c-'0')
+	}
+	return n
+}
+
+// TestEveryCaseCanFail wants a twin for each case, or a reason.
+func TestEveryCaseCanFail(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range Cases() {
+		if seen[c.ID] {
+			t.Errorf("two cases are called %s", c.ID)
+		}
+		seen[c.ID] = true
+		if (c.Twin == "") == (c.Untwinned == "") {
+			t.Errorf("%s has twin %q and reason %q: it needs one of the two", c.ID, c.Twin, c.Untwinned)
+		}
+		if (c.Script == "") == (c.Python == "") || c.Title == "" || c.Class == "" {
+			t.Errorf("%s is not complete", c.ID)
+		}
+		for _, w := range []Want{c.Locked, c.Standard} {
+			if w.Match == "" && w.Reject == "" && w.Not == "" && w.End == "" {
+				t.Errorf("%s wants nothing", c.ID)
+			}
+			for _, p := range []string{w.Match, w.Reject} {
+				if _, err := regexp.Compile("(?m)" + p); err != nil {
+					t.Errorf("%s: %v", c.ID, err)
+				}
+			}
+		}
+	}
+	for _, id := range []string{
+		"A01", "A02", "A03", "A05", "A06", "A07", "A08", "A10", "A11", "A12", "A13",
+		"B01", "B02", "B03", "B04", "B05", "B06", "B07", "B09", "B10", "B11", "B12", "B13", "B15", "B16", "B17", "B19", "B20", "B22", "B23", "B30",
+		"C01", "C02", "C04", "C05", "C06", "C07", "C09", "C10", "C11", "C13", "C14", "C15", "C16",
+		"D01", "D02", "D03", "D04", "D05", "D06", "D07", "D09", "D10", "D11", "D13", "D14", "D15", "D17", "D18", "D20",
+	} {
+		if !seen[id] {
+			t.Errorf("the battery lacks %s", id)
+		}
+	}
+}
