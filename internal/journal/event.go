@@ -99,8 +99,6 @@ type Recorder interface {
 	Post(e Event, with ...store.Write) Event
 	// Events returns sandbox's events with Seq > after, oldest first, at most limit (0: 1000).
 	Events(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error)
-	// Last returns the newest event of a type about a process, and whether there is one.
-	Last(ctx context.Context, sandbox string, t Type, process string) (Event, bool, error)
 	// Follow sends events of sandbox with Seq > after until ctx ends or send fails, and returns that
 	// error.
 	Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error

@@ -52,6 +52,7 @@ type Log struct {
 type head struct {
 	seq       uint64        // of the last event that has a place
 	queued    int           // events not yet committed
+	slow      int           // those among them that a later spooled event would not imply
 	followers int           // Follow calls
 	grown     chan struct{} // closed and replaced when events were committed
 }
@@ -73,18 +74,18 @@ func (l *Log) Record(_ context.Context, e Event, with ...store.Write) (Event, er
 
 // Enqueue implements Recorder.
 func (l *Log) Enqueue(e Event, with ...store.Write) Pending {
-	return l.enqueue(e, gap(e, "could not be written"), l.strict, with)
+	return l.enqueue(e, gap(e, "could not be written"), true, with)
 }
 
 // Post implements Recorder. If its writes fail, the event is kept without them.
 func (l *Log) Post(e Event, with ...store.Write) Event {
-	p := l.enqueue(e, e, false, with)
-	l.db.Kick()
-	return p.Event
+	return l.enqueue(e, e, false, with).Event
 }
 
-// enqueue places e; instead takes its counter if it can't be written.
-func (l *Log) enqueue(e, instead Event, synced bool, with []store.Write) Pending {
+// enqueue places e; instead takes its counter if it can't be written. An event that somebody waits
+// for survives the death of this process from here on, where that is possible: not while an earlier
+// event of the sandbox still waits for the database, since a kill would then leave a hole.
+func (l *Log) enqueue(e, instead Event, waited bool, with []store.Write) Pending {
 	facts, err := json.Marshal(e.Facts)
 	if err != nil {
 		return failed(e, fmt.Errorf("encode facts: %w", err))
@@ -107,13 +108,28 @@ func (l *Log) enqueue(e, instead Event, synced bool, with []store.Write) Pending
 	h.queued++
 	e.Seq = h.seq
 	instead.Seq, instead.Time = e.Seq, e.Time
+	var place placed // guarded by l.mu
 	p := l.db.Queue(store.Change{
 		Writes:  append([]store.Write{store.AddEvent(row(e, facts))}, with...),
 		Instead: []store.Write{add(instead)},
-		Synced:  synced,
-		After:   func(err, insteadErr error) { l.settled(instead, err, insteadErr) },
+		Synced:  waited && l.strict,
+		Spool:   waited && !l.strict && h.slow == 0,
+		After:   func(err, insteadErr error) { l.settled(&place, instead, err, insteadErr) },
 	})
+	if place.slow = !p.InOrder(); place.slow {
+		h.slow++
+	}
+	if p.Spooled() {
+		place.event = &e // it has happened, and no gap may take its place
+	}
+	l.db.Kick() // what is spooled, nobody waits for
 	return Pending{Event: e, Done: p.Wait}
+}
+
+// placed is how a queued event got its place.
+type placed struct {
+	slow  bool   // a later spooled event would not imply it
+	event *Event // where it is spooled
 }
 
 func failed(e Event, err error) Pending {
@@ -135,13 +151,8 @@ func row(e Event, facts []byte) store.Event {
 
 // add writes an event whose facts were marshalled by With before, and so can't fail.
 func add(e Event) store.Write {
-	return func(tx *store.Tx) error {
-		facts, err := json.Marshal(e.Facts)
-		if err != nil {
-			return err
-		}
-		return store.AddEvent(row(e, facts))(tx)
-	}
+	facts, _ := json.Marshal(e.Facts)
+	return store.AddEvent(row(e, facts))
 }
 
 // headLocked returns a sandbox's newest end, and reads its counter where it is not in memory.
@@ -169,15 +180,24 @@ func (l *Log) headLocked(sandbox string) (*head, error) {
 }
 
 // settled takes note of what became of an event.
-func (l *Log) settled(instead Event, err, insteadErr error) {
+func (l *Log) settled(place *placed, instead Event, err, insteadErr error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.heads[instead.Sandbox] // never dropped while something is queued
-	h.queued--
 	if err != nil && insteadErr != nil {
-		h.queued++ // the backlog keeps the head in memory: the counter is not in the store
+		// It stays queued, and in the way of spooled events: its counter is not in the store.
+		if !place.slow {
+			h.slow++
+		}
+		if place.event != nil {
+			instead = *place.event
+		}
 		l.backlog = append(l.backlog, instead)
 		return
+	}
+	h.queued--
+	if place.slow {
+		h.slow--
 	}
 	h.wake()
 }
@@ -218,6 +238,7 @@ func (l *Log) flushBacklogLocked() {
 		for _, e := range back {
 			h := l.heads[e.Sandbox]
 			h.queued--
+			h.slow--
 			h.wake()
 		}
 	}})
@@ -257,17 +278,6 @@ func ofRow(r store.Event) (Event, error) {
 		return Event{}, fmt.Errorf("decode event %s/%d: %w", r.Sandbox, r.Seq, err)
 	}
 	return e, nil
-}
-
-// Last implements Recorder.
-func (l *Log) Last(ctx context.Context, sandbox string, t Type, process string) (Event, bool, error) {
-	_ = l.db.Flush() // as in Events
-	r, ok, err := l.db.LastEventOf(ctx, sandbox, string(t), process)
-	if err != nil || !ok {
-		return Event{}, false, err
-	}
-	e, err := ofRow(r)
-	return e, err == nil, err
 }
 
 // Follow implements Recorder. It is told of new events, and never polls.

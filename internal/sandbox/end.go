@@ -73,11 +73,6 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 		// The next server's Sweep finds them.
 		m.log.Error("cannot remove the files of a sandbox", "sandbox", b.id, "error", err)
 	}
-	// Rows of processes follow their events (recordEnd). They must be there before the sandbox counts
-	// as stopped: Recover looks only at others.
-	if err := m.db.Flush(); err != nil {
-		m.log.Error("cannot record the processes of a sandbox", "sandbox", b.id, "error", err)
-	}
 	b.mu.Lock()
 	b.sb.EndedAt = wall(m.clock.Now())
 	ended := m.becomeLocked(b, Stopped, event(journal.SandboxEnded, "", endFacts{

@@ -154,17 +154,18 @@ func (m *Manager) degraded(pr *proc, kills int64) {
 	m.journal.Post(e)
 }
 
-// recordEnd records the event at once. The row follows: after a crash it is made from the event.
 func (m *Manager) recordEnd(e journal.Event, p Process) {
-	if _, err := m.journal.Record(m.ctx, e); err != nil {
+	var with []store.Write
+	row, err := processRow(p)
+	if err == nil {
+		with = append(with, store.PutProcess(row))
+	}
+	if _, rerr := m.journal.Record(m.ctx, e, with...); err == nil {
+		err = rerr
+	}
+	if err != nil {
 		m.log.Error("cannot record the end of a process", "sandbox", p.SandboxID, "process", p.ID, "error", err)
 	}
-	row, err := processRow(p)
-	if err != nil {
-		m.log.Error("cannot record a process", "sandbox", p.SandboxID, "process", p.ID, "error", err)
-		return
-	}
-	m.db.Later(store.PutProcess(row))
 }
 
 func guestFacts(i guestwire.ProcessInfo) endedFacts {

@@ -107,10 +107,7 @@ func TestFactsOfAnEndNameTheirObservers(t *testing.T) {
 	if r.Process.End != EndOOMKilled {
 		t.Fatalf("%+v", r.Process)
 	}
-	e, ok, err := s.journal.Last(t.Context(), sb.ID, journal.ProcessEnded, r.Process.ID)
-	if err != nil || !ok {
-		t.Fatalf("%v, %v", ok, err)
-	}
+	e := s.ended(sb.ID, r.Process.ID)
 	var guest endedFacts
 	var kernel kernelEndFacts
 	var server serverEndFacts
@@ -208,8 +205,8 @@ func TestRunFollowsAndHoldsNothingBack(t *testing.T) {
 		t.Fatalf("run: %+v %q, %v", p, g.data.String(), err)
 	}
 	// Nobody may be told of an end that is not recorded.
-	if e, ok, err := s.journal.Last(ctx, sb.ID, journal.ProcessEnded, p.ID); err != nil || !ok || e.Actor != alice.ID {
-		t.Errorf("its end: %+v, %v, %v", e, ok, err)
+	if e := s.ended(sb.ID, p.ID); e.Actor != alice.ID {
+		t.Errorf("its end: %+v", e)
 	}
 	if p, err := s.Run(ctx, alice, sb.ID, ProcessSpec{Argv: []string{"cat"}}, RunOptions{Input: []byte{}}, &gather{}); err != nil || p.Code != 0 {
 		t.Errorf("empty input: %+v, %v", p, err)

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -196,7 +195,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		case info.End == guestwire.EndNone:
 			running = append(running, pr)
 		case isOpen || pr.info.End == EndNone:
-			m.finishOnce(ctx, pr, info)
+			m.finish(pr, info)
 		}
 	}
 	for _, p := range open {
@@ -204,7 +203,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		b.mu.Lock()
 		b.procs[p.ID] = pr
 		b.mu.Unlock()
-		m.finishOnce(ctx, pr, guestwire.ProcessInfo{ID: p.ID, End: guestwire.EndLost})
+		m.finish(pr, guestwire.ProcessInfo{ID: p.ID, End: guestwire.EndLost})
 	}
 	return running, nil
 }
@@ -263,51 +262,9 @@ func (m *Manager) unrecorded(b *box, info guestwire.ProcessInfo) Process {
 	return p
 }
 
-// finishOnce records an end, unless the event of it is there and only the row was late.
-func (m *Manager) finishOnce(ctx context.Context, pr *proc, info guestwire.ProcessInfo) {
-	e, ok, err := m.journal.Last(ctx, pr.box.id, journal.ProcessEnded, pr.id)
-	if err != nil || !ok {
-		m.finish(pr, info)
-		return
-	}
-	p := pr.snapshot()
-	fromEvent(&p, e)
-	if row, err := processRow(p); err == nil {
-		m.db.Later(store.PutProcess(row))
-	}
-	b := pr.box
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	pr.info, pr.finishing = p, true
-	close(pr.ended)
-	m.retireLocked(b, pr)
-}
-
-// fromEvent takes the end of a process from the event that recorded it.
-func fromEvent(p *Process, e journal.Event) {
-	var g endedFacts
-	var s serverEndFacts
-	var k kernelEndFacts
-	for o, into := range map[journal.Observer]any{journal.Guest: &g, journal.Server: &s, journal.Kernel: &k} {
-		_ = json.Unmarshal(e.Facts[o], into) // absent, or of an older shape: then it stays zero
-	}
-	info := guestwire.ProcessInfo{
-		End: or(s.End, g.End), Signal: g.Signal, Error: g.Error, Bytes: g.Bytes, Dropped: g.Dropped,
-		UserMS: g.UserMS, SystemMS: g.SystemMS, MaxRSS: g.MaxRSS, Leftover: g.Leftover,
-	}
-	if g.Code != nil {
-		info.Code = *g.Code
-	}
-	fill(p, info)
-	p.EndedAt, p.OOMKills = wall(e.Time), k.OOMKills
-}
-
 // lost records that a sandbox is gone.
 func (m *Manager) lost(ctx context.Context, b *box, r *recovery, why ending) error {
 	if err := m.closeProcesses(ctx, b.id, EndProcessLost); err != nil {
-		return err
-	}
-	if err := m.db.Flush(); err != nil { // as in finishEnd
 		return err
 	}
 	b.mu.Lock()
@@ -334,19 +291,8 @@ func (m *Manager) closeProcesses(ctx context.Context, sandboxID string, end End)
 		if err != nil {
 			return err
 		}
-		e, ok, err := m.journal.Last(ctx, sandboxID, journal.ProcessEnded, p.ID)
-		if err != nil {
-			return err
-		}
-		if ok {
-			fromEvent(&p, e)
-			if row, err = processRow(p); err == nil {
-				m.db.Later(store.PutProcess(row))
-			}
-			continue
-		}
 		p.End, p.EndedAt = end, wall(m.clock.Now())
-		e = event(journal.ProcessEnded, "", serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds(), End: end})
+		e := event(journal.ProcessEnded, "", serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds(), End: end})
 		e.Sandbox, e.Process = sandboxID, p.ID
 		m.recordEnd(e, p)
 	}

@@ -13,8 +13,6 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/fake"
-	"casemate.dev/internal/journal"
-	"casemate.dev/internal/store"
 )
 
 func TestRecoverAdoptsWhatRuns(t *testing.T) {
@@ -326,46 +324,4 @@ func workForever(t *testing.T, dir string) {
 		}()
 	}
 	select {}
-}
-
-func TestRecoverTakesEndsFromEventsWhoseRowsWereLate(t *testing.T) {
-	w := newWorld(t)
-	s := w.serve()
-	alive, gone := s.create(alice, Spec{}), s.create(alice, Spec{})
-	var ids []string
-	for _, sb := range []Sandbox{alive, gone} {
-		r := s.exec(sb.ID, "sh", "-c", "exit 6")
-		ids = append(ids, r.Process.ID)
-		// As a crash before the row was written would leave it.
-		row := r.Process
-		row.End, row.Code, row.EndedAt = EndNone, 0, time.Time{}
-		back, err := processRow(row)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.db.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.db.Write(store.PutProcess(back)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.stop(false)
-	w.host.Kill(gone.ID)
-	s = w.serve()
-	for i, sb := range []Sandbox{alive, gone} {
-		p, err := s.GetProcess(t.Context(), alice, sb.ID, ids[i])
-		if err != nil || p.End != EndExited || p.Code != 6 || p.EndedAt.IsZero() {
-			t.Errorf("%+v, %v", p, err)
-		}
-		ends := 0
-		for _, typ := range s.history(sb.ID) {
-			if typ == journal.ProcessEnded {
-				ends++
-			}
-		}
-		if ends != 1 {
-			t.Errorf("%d ends are recorded", ends)
-		}
-	}
 }

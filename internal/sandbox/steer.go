@@ -20,7 +20,7 @@ func (m *Manager) process(ctx context.Context, sandboxID, processID string) (Pro
 			return pr.snapshot(), nil
 		}
 	}
-	// Rows of ends follow their events; see recordEnd.
+	// What was acknowledged may still be on its way into the database.
 	if err := m.db.Flush(); err != nil {
 		m.log.Warn("cannot write queued changes", "error", err)
 	}

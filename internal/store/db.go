@@ -96,8 +96,15 @@ func (db *DB) open() error {
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
+	tx := &Tx{conn: conn, stmts: make(map[string]driver.StmtExecContext)}
+	var spool *os.File
+	if !db.cfg.Shared { // a tool has no business with the server's
+		if spool, err = openSpool(db.cfg.Dir, tx); err != nil {
+			return errors.Join(err, wal.Close(), tx.close())
+		}
+	}
 	db.syncer = newSyncer(db.cfg, path, wal)
-	db.writer = newWriter(conn, db.cfg, db.syncer)
+	db.writer = newWriter(tx, db.cfg, db.syncer, spool)
 	pool, err := sqlite.NewConnector(dsn(path, readerPragmas))
 	if err != nil {
 		return fmt.Errorf("open database: %w", err)

@@ -76,7 +76,7 @@ func TestOpenRefusesANewerSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Write(func(tx *Tx) error { return tx.exec("PRAGMA user_version = 999") }); err != nil {
+	if err := db.Write(Func(func(tx *Tx) error { return tx.exec("PRAGMA user_version = 999") })); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Close(); err != nil {
@@ -108,12 +108,12 @@ func TestOneBadWriteFailsAlone(t *testing.T) {
 	bad := errors.New("bad")
 	var all []Pending
 	for i := range 10 {
-		all = append(all, db.Queue(Change{Writes: []Write{PutSetting(fmt.Sprint("n", i), "x"), func(*Tx) error {
+		all = append(all, db.Queue(Change{Writes: []Write{PutSetting(fmt.Sprint("n", i), "x"), Func(func(*Tx) error {
 			if i == 5 {
 				return bad
 			}
 			return nil
-		}}, Instead: []Write{PutSetting(fmt.Sprint("instead", i), "x")}}))
+		})}, Instead: []Write{PutSetting(fmt.Sprint("instead", i), "x")}}))
 	}
 	for i, p := range all {
 		err := p.Wait()
@@ -191,13 +191,6 @@ func TestQueuedWritesAreWrittenWithoutAWaiter(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("not written")
 	}
-	db.Later(PutSetting("b", "2"))
-	if err := db.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	if v, _ := db.Setting(t.Context(), "b"); v != "2" {
-		t.Errorf("b is %q", v)
-	}
 }
 
 func TestCloseWritesWhatIsQueued(t *testing.T) {
@@ -207,7 +200,6 @@ func TestCloseWritesWhatIsQueued(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.Queue(Change{Writes: []Write{PutSetting("a", "1")}})
-	db.Later(PutSetting("b", "2"))
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +207,7 @@ func TestCloseWritesWhatIsQueued(t *testing.T) {
 		t.Error("a closed database took a write")
 	}
 	again := open(t, Config{Dir: dir})
-	for k, want := range map[string]string{"a": "1", "b": "2", "c": ""} {
+	for k, want := range map[string]string{"a": "1", "c": ""} {
 		if v, err := again.Setting(t.Context(), k); err != nil || v != want {
 			t.Errorf("%s is %q, %v, want %q", k, v, err, want)
 		}
@@ -250,10 +242,10 @@ func TestAcknowledgedWritesSurviveKill(t *testing.T) {
 	if dir := os.Getenv("STORE_TEST_CHILD"); dir != "" {
 		writeForever(dir)
 	}
-	for _, synced := range []string{"", "1"} {
+	for _, mode := range []string{"", "synced", "spool"} {
 		dir := t.TempDir()
 		cmd := exec.Command(os.Args[0], "-test.run=^TestAcknowledgedWritesSurviveKill$")
-		cmd.Env = append(os.Environ(), "STORE_TEST_CHILD="+dir, "STORE_TEST_SYNCED="+synced)
+		cmd.Env = append(os.Environ(), "STORE_TEST_CHILD="+dir, "STORE_TEST_MODE="+mode)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -281,7 +273,10 @@ func TestAcknowledgedWritesSurviveKill(t *testing.T) {
 		db := open(t, Config{Dir: dir})
 		n, err := db.LastEvent(t.Context(), "s")
 		if err != nil || n < uint64(last) {
-			t.Errorf("synced %q: acknowledged %d events, found %d, %v", synced, last, n, err)
+			t.Errorf("mode %q: acknowledged %d events, found %d, %v", mode, last, n, err)
+		}
+		if all, err := db.EventsAfter(t.Context(), "s", 0, 1<<20); err != nil || uint64(len(all)) != n {
+			t.Errorf("mode %q: %d events up to %d, %v", mode, len(all), n, err)
 		}
 	}
 }
@@ -294,7 +289,8 @@ func writeForever(dir string) {
 	}
 	for n := uint64(1); ; n++ {
 		e := AddEvent(Event{Sandbox: "s", Seq: n, Type: "t", Facts: []byte("{}")})
-		if err := db.Queue(Change{Writes: []Write{e}, Synced: os.Getenv("STORE_TEST_SYNCED") != ""}).Wait(); err != nil {
+		mode := os.Getenv("STORE_TEST_MODE")
+		if err := db.Queue(Change{Writes: []Write{e}, Synced: mode == "synced", Spool: mode == "spool"}).Wait(); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -414,18 +410,24 @@ func TestListSandboxes(t *testing.T) {
 }
 
 func BenchmarkProcess(b *testing.B) {
-	db := open(b, Config{})
-	facts := []byte(strings.Repeat("f", 200))
-	var n uint64
-	for b.Loop() {
-		n += 2
-		sandbox := fmt.Sprintf("%020d", n/2%50)
-		db.Queue(Change{Writes: []Write{AddEvent(Event{Sandbox: sandbox, Seq: n, Type: "process.started", Facts: facts})}})
-		err := db.Write(AddEvent(Event{Sandbox: sandbox, Seq: n + 1, Type: "process.ended", Facts: facts}))
-		if err != nil {
-			b.Fatal(err)
-		}
-		db.Later(PutProcess(Process{Sandbox: sandbox, ID: fmt.Sprintf("prc_%016x", n*0x9E3779B97F4A7C15), Body: facts}))
+	for _, spool := range []bool{false, true} {
+		b.Run(fmt.Sprint("spool=", spool), func(b *testing.B) {
+			db := open(b, Config{})
+			facts := []byte(strings.Repeat("f", 200))
+			var n uint64
+			for b.Loop() {
+				n += 2
+				sandbox := fmt.Sprintf("%020d", n/2%50)
+				row := Process{Sandbox: sandbox, ID: fmt.Sprintf("prc_%016x", n*0x9E3779B97F4A7C15), Body: facts}
+				db.Queue(Change{Writes: []Write{AddEvent(Event{Sandbox: sandbox, Seq: n, Type: "process.started", Facts: facts}), AddProcess(row)}})
+				db.Kick()
+				row.Ended = 1
+				end := []Write{AddEvent(Event{Sandbox: sandbox, Seq: n + 1, Type: "process.ended", Facts: facts}), PutProcess(row)}
+				if err := db.Queue(Change{Writes: end, Spool: spool}).Wait(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

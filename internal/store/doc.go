@@ -11,9 +11,8 @@
 // queue. So a lone caller pays one short transaction and no goroutine switch, and many callers share
 // one.
 //
-//	Write   queues and waits
-//	Queue   queues; the answer can be waited for, or is written within FlushEvery
-//	Later   may be overtaken and, if the process dies within FlushEvery, lost
+// A change that must survive a kill but needs no answer from the database is cheaper still: see
+// Change.Spool.
 //
 // # Durability
 //

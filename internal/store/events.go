@@ -1,6 +1,9 @@
 package store
 
-import "context"
+import (
+	"context"
+	"encoding/binary"
+)
 
 // Event is one row of events; Facts is the journal's.
 type Event struct {
@@ -13,13 +16,26 @@ type Event struct {
 	Facts   []byte
 }
 
-const addEvent = `INSERT INTO events (sandbox, seq, time, type, actor, process, facts) VALUES (?, ?, ?, ?, ?, ?, ?)`
+const (
+	addEvent = `INSERT INTO events (sandbox, seq, time, type, actor, process, facts) VALUES (?, ?, ?, ?, ?, ?, ?)`
+	// restoreEvent is addEvent where the event may be there.
+	restoreEvent = `INSERT OR REPLACE INTO events (sandbox, seq, time, type, actor, process, facts) VALUES (?, ?, ?, ?, ?, ?, ?)`
+)
 
 // AddEvent adds an event. AlreadyExists: its counter is taken.
 func AddEvent(e Event) Write {
-	return func(tx *Tx) error {
-		return tx.exec(addEvent, e.Sandbox, int64(e.Seq), e.Time, e.Type, e.Actor, e.Process, e.Facts)
+	return Write{
+		do: func(tx *Tx) error { return e.insert(tx, addEvent) },
+		redo: func(b []byte) []byte {
+			b = appendText(append(b, redoEvent), e.Sandbox)
+			b = binary.AppendVarint(binary.AppendVarint(b, int64(e.Seq)), e.Time)
+			return appendText(appendText(appendText(appendText(b, e.Type), e.Actor), e.Process), e.Facts)
+		},
 	}
+}
+
+func (e Event) insert(tx *Tx, query string) error {
+	return tx.exec(query, e.Sandbox, int64(e.Seq), e.Time, e.Type, e.Actor, e.Process, e.Facts)
 }
 
 // LastEvent returns the highest counter of a sandbox's events; 0 where there are none.
@@ -35,19 +51,6 @@ WHERE sandbox = ? AND seq > ? ORDER BY seq LIMIT ?`
 // EventsAfter returns at most limit events of a sandbox with a counter above after, in order.
 func (db *DB) EventsAfter(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error) {
 	return db.events(ctx, eventsAfter, sandbox, int64(after), limit)
-}
-
-const lastEventOf = `SELECT sandbox, seq, time, type, actor, process, facts FROM events
-WHERE sandbox = ? AND type = ? AND process = ? ORDER BY seq DESC LIMIT 1`
-
-// LastEventOf returns the newest event of a type about a process, and whether there is one. It reads
-// the sandbox's events from the newest on until it finds it.
-func (db *DB) LastEventOf(ctx context.Context, sandbox, typ, process string) (Event, bool, error) {
-	all, err := db.events(ctx, lastEventOf, sandbox, typ, process)
-	if err != nil || len(all) == 0 {
-		return Event{}, false, err
-	}
-	return all[0], true, nil
 }
 
 func (db *DB) events(ctx context.Context, query string, args ...any) ([]Event, error) {

@@ -17,21 +17,21 @@ VALUES (?, ?, ?, ?, ?, ?)`
 
 // PutAnswered remembers a request.
 func PutAnswered(a Answered) Write {
-	return func(tx *Tx) error {
+	return Func(func(tx *Tx) error {
 		return tx.exec(putAnswered, a.Principal, a.Scope, a.Key, a.Request, a.Answer, a.Created)
-	}
+	})
 }
 
 // ForgetAnswered forgets one request, so that it may be tried again.
 func ForgetAnswered(principal, scope, key string) Write {
-	return func(tx *Tx) error {
+	return Func(func(tx *Tx) error {
 		return tx.exec("DELETE FROM idempotency WHERE principal = ? AND scope = ? AND key = ?", principal, scope, key)
-	}
+	})
 }
 
 // ForgetAnsweredBefore forgets requests that were taken before a time.
 func ForgetAnsweredBefore(created int64) Write {
-	return func(tx *Tx) error { return tx.exec("DELETE FROM idempotency WHERE created < ?", created) }
+	return Func(func(tx *Tx) error { return tx.exec("DELETE FROM idempotency WHERE created < ?", created) })
 }
 
 const getAnswered = `SELECT principal, scope, key, request, answer, created FROM idempotency

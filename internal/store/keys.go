@@ -16,14 +16,14 @@ const addAPIKey = "INSERT INTO api_keys (id, name, hash, admin, created, revoked
 
 // AddAPIKey adds a key. AlreadyExists: its id or secret is taken.
 func AddAPIKey(k APIKey) Write {
-	return func(tx *Tx) error { return tx.exec(addAPIKey, k.ID, k.Name, k.Hash, flag(k.Admin), k.Created) }
+	return Func(func(tx *Tx) error { return tx.exec(addAPIKey, k.ID, k.Name, k.Hash, flag(k.Admin), k.Created) })
 }
 
 // RevokeAPIKey ends a key's validity; a key that is revoked keeps its time.
 func RevokeAPIKey(id string, at int64) Write {
-	return func(tx *Tx) error {
+	return Func(func(tx *Tx) error {
 		return tx.exec("UPDATE api_keys SET revoked = ? WHERE id = ? AND revoked = 0", at, id)
-	}
+	})
 }
 
 func flag(b bool) int64 {

@@ -1,6 +1,9 @@
 package store
 
-import "context"
+import (
+	"context"
+	"encoding/binary"
+)
 
 // Process is one row of processes; Body is the domain's.
 type Process struct {
@@ -11,22 +14,29 @@ type Process struct {
 	Body    []byte
 }
 
-const putProcess = `INSERT OR REPLACE INTO processes (sandbox, id, started, ended, body) VALUES (?, ?, ?, ?, ?)`
+const (
+	putProcess = `INSERT OR REPLACE INTO processes (sandbox, id, started, ended, body) VALUES (?, ?, ?, ?, ?)`
+	addProcess = `INSERT OR IGNORE INTO processes (sandbox, id, started, ended, body) VALUES (?, ?, ?, ?, ?)`
+)
 
 // PutProcess adds or replaces a process.
-func PutProcess(p Process) Write {
-	return func(tx *Tx) error {
-		return tx.exec(putProcess, p.Sandbox, p.ID, p.Started, p.Ended, p.Body)
+func PutProcess(p Process) Write { return p.write(redoPutProcess, putProcess) }
+
+// AddProcess adds a process, unless it is there: its end may have been written first.
+func AddProcess(p Process) Write { return p.write(redoAddProcess, addProcess) }
+
+func (p Process) write(kind byte, query string) Write {
+	return Write{
+		do: func(tx *Tx) error { return p.insert(tx, query) },
+		redo: func(b []byte) []byte {
+			b = appendText(appendText(append(b, kind), p.Sandbox), p.ID)
+			return appendText(binary.AppendVarint(binary.AppendVarint(b, p.Started), p.Ended), p.Body)
+		},
 	}
 }
 
-const addProcess = `INSERT OR IGNORE INTO processes (sandbox, id, started, ended, body) VALUES (?, ?, ?, ?, ?)`
-
-// AddProcess adds a process, unless it is there: its end may have been written first.
-func AddProcess(p Process) Write {
-	return func(tx *Tx) error {
-		return tx.exec(addProcess, p.Sandbox, p.ID, p.Started, p.Ended, p.Body)
-	}
+func (p Process) insert(tx *Tx, query string) error {
+	return tx.exec(query, p.Sandbox, p.ID, p.Started, p.Ended, p.Body)
 }
 
 const processColumns = "SELECT sandbox, id, started, ended, body FROM processes "

@@ -31,7 +31,7 @@ labels = excluded.labels, body = excluded.body`
 // PutSandbox adds a sandbox, or replaces what changes in its life; owner, parent and time of creation
 // never do.
 func PutSandbox(s Sandbox) Write {
-	return func(tx *Tx) error {
+	return Func(func(tx *Tx) error {
 		labels, err := json.Marshal(s.Labels)
 		if err != nil {
 			return fmt.Errorf("encode labels: %w", err)
@@ -41,7 +41,7 @@ func PutSandbox(s Sandbox) Write {
 		}
 		return tx.exec(putSandbox, s.ID, s.State, s.Owner, s.Parent, s.Name, s.Created, s.Ended,
 			string(labels), s.Body)
-	}
+	})
 }
 
 const sandboxColumns = "SELECT id, state, owner, parent, name, created, ended, labels, body FROM sandboxes "

@@ -4,9 +4,9 @@ import "context"
 
 // PutSetting sets a setting of the server.
 func PutSetting(name, value string) Write {
-	return func(tx *Tx) error {
+	return Func(func(tx *Tx) error {
 		return tx.exec("INSERT OR REPLACE INTO settings (name, value) VALUES (?, ?)", name, value)
-	}
+	})
 }
 
 // Setting returns a setting, and "" where it was never set.
@@ -23,9 +23,9 @@ func (db *DB) SettingOr(ctx context.Context, name, value string) (string, error)
 	if err != nil || v != "" {
 		return v, err
 	}
-	if err := db.Write(func(tx *Tx) error {
+	if err := db.Write(Func(func(tx *Tx) error {
 		return tx.exec("INSERT OR IGNORE INTO settings (name, value) VALUES (?, ?)", name, value)
-	}); err != nil {
+	})); err != nil {
 		return "", err
 	}
 	return db.Setting(ctx, name)

@@ -12,9 +12,16 @@ import (
 	"casemate.dev/internal/errs"
 )
 
-// Write is one change of the database. It may be run twice: if a transaction fails, each of its
-// writes is tried again alone. It must not keep tx.
-type Write func(tx *Tx) error
+// Write is one change of the database.
+type Write struct {
+	do func(tx *Tx) error
+	// redo appends the write in the form that the spool holds; nil: it has none.
+	redo func(b []byte) []byte
+}
+
+// Func returns a write that does what do does. do may be run twice: if a transaction fails, each of
+// its changes is tried again alone. It must not keep tx.
+func Func(do func(tx *Tx) error) Write { return Write{do: do} }
 
 // Tx is the writing connection within a transaction. It speaks to the driver directly: database/sql
 // would take locks and copies that a single connection does not need.

@@ -1,18 +1,15 @@
 package store
 
 import (
-	"database/sql/driver"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 )
 
-// The bounds of one transaction and of what may wait for one.
-const (
-	maxBatch = 512
-	maxLater = 2048
-)
+// maxBatch bounds the changes of one transaction.
+const maxBatch = 512
 
 var errClosed = errors.New("write to a closed database")
 
@@ -22,17 +19,33 @@ type Pending struct {
 	o *op
 }
 
-// Wait returns once the write is committed or has failed. The caller may become the leader and
-// commit for others too.
-func (p Pending) Wait() error { return p.w.wait(p.o) }
+// Wait returns once the change survives the death of this process, or has failed. The caller may
+// become the leader and commit for others too.
+func (p Pending) Wait() error {
+	if p.o.spooled {
+		return nil
+	}
+	return p.w.wait(p.o)
+}
+
+// Spooled reports whether the change survives the death of this process already.
+func (p Pending) Spooled() bool { return p.o.spooled }
+
+// InOrder reports whether a later change that is spooled implies this one: whether no crash can take
+// this one and leave that. Where it is false, that holds once this one is committed.
+func (p Pending) InOrder() bool { return p.o.listed }
 
 // Change is what one caller wants written: together or not at all.
 type Change struct {
 	Writes []Write
-	// Instead, where it is set, is written at the same place in the order if Writes fail.
+	// Instead, where it is set, is written at the same place in the order if Writes fail. (It is not
+	// where the change is spooled, and so has happened.)
 	Instead []Write
 	// Synced asks for a flush to disk before the change counts as written.
 	Synced bool
+	// Spool asks for the change to survive the death of this process from Queue on, without a
+	// transaction, together with what was queued before and is InOrder. It is a wish: Wait tells.
+	Spool bool
 	// After is called once with the outcome of Writes and, where it came to that, of Instead. Calls
 	// come in the order of the commits. It must be short and must not call back into the database.
 	// It is not called where the database is closed already.
@@ -44,6 +57,10 @@ type op struct {
 	Change
 	done chan struct{} // closed once err is set
 	err  error
+	// listed and spooled are set by Queue: the change is in the spool's next frame or in its file; the
+	// latter.
+	listed  bool
+	spooled bool
 }
 
 // writer is the one way to change the database.
@@ -62,13 +79,14 @@ type writer struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	queue  []*op
-	later  []Write
+	spool  spool
 	closed bool
 }
 
-func newWriter(conn driver.Conn, cfg Config, s *syncer) *writer {
+func newWriter(tx *Tx, cfg Config, s *syncer, f *os.File) *writer {
 	w := &writer{
-		tx:      &Tx{conn: conn, stmts: make(map[string]driver.StmtExecContext)},
+		tx:      tx,
+		spool:   spool{f: f},
 		syncer:  s,
 		every:   cfg.FlushEvery,
 		turn:    s.turn,
@@ -95,6 +113,15 @@ func (db *DB) Queue(c Change) Pending {
 		return Pending{w, o}
 	}
 	w.queue = append(w.queue, o)
+	if !o.Synced && w.spool.add(o.Writes) {
+		o.listed = true
+		if o.Spool {
+			err := w.spool.write()
+			if o.spooled = err == nil; err != nil {
+				w.syncer.log.Error("cannot use the spool; changes are slower", "error", err)
+			}
+		}
+	}
 	w.mu.Unlock()
 	return Pending{w, o}
 }
@@ -102,23 +129,7 @@ func (db *DB) Queue(c Change) Pending {
 // Kick makes the flusher write what is queued within FlushEvery. Queue needs it where nobody waits.
 func (db *DB) Kick() { db.writer.wake() }
 
-// Later writes w within FlushEvery, after what others queue meanwhile. It is for what can be found
-// out again after a crash. A failure is only logged.
-func (db *DB) Later(write Write) {
-	w := db.writer
-	w.mu.Lock()
-	if !w.closed {
-		w.later = append(w.later, write)
-	}
-	full := len(w.later) >= maxLater
-	w.mu.Unlock()
-	w.wake()
-	if full {
-		w.flush() // the caller pays, so that memory stays bounded
-	}
-}
-
-// Flush returns once everything that was queued before is written, also by Later.
+// Flush returns once everything that was queued before is in the database.
 func (db *DB) Flush() error { return db.writer.flush() }
 
 func (w *writer) wake() {
@@ -126,6 +137,15 @@ func (w *writer) wake() {
 	case w.kick <- struct{}{}:
 	default:
 	}
+}
+
+func (w *writer) finish(o *op, err, insteadErr error) {
+	if o.listed {
+		w.mu.Lock()
+		w.spool.settle(err != nil && o.spooled)
+		w.mu.Unlock()
+	}
+	o.finish(err, insteadErr)
 }
 
 func (o *op) finish(err, insteadErr error) {
@@ -182,17 +202,17 @@ func (w *writer) commitNext() {
 		return
 	}
 	for _, o := range batch {
-		o.finish(nil, nil)
+		w.finish(o, nil, nil)
 	}
 }
 
 func (w *writer) commitAlone(o *op) {
 	err := w.commit(o)
-	if err == nil || len(o.Instead) == 0 {
-		o.finish(err, nil)
+	if err == nil || len(o.Instead) == 0 || o.spooled {
+		w.finish(o, err, err)
 		return
 	}
-	o.finish(err, w.commit(&op{Change: Change{Writes: o.Instead, Synced: o.Synced}}))
+	w.finish(o, err, w.commit(&op{Change: Change{Writes: o.Instead, Synced: o.Synced}}))
 }
 
 func (w *writer) commit(batch ...*op) error {
@@ -204,7 +224,7 @@ func (w *writer) commit(batch ...*op) error {
 		for _, o := range batch {
 			synced = synced || o.Synced
 			for _, write := range o.Writes {
-				if err := write(w.tx); err != nil {
+				if err := write.do(w.tx); err != nil {
 					return err
 				}
 			}
@@ -222,19 +242,19 @@ func (w *writer) commit(batch ...*op) error {
 }
 
 func (w *writer) flush() error {
-	o := &op{done: make(chan struct{})}
 	w.mu.Lock()
-	o.Writes, w.later = w.later, nil
-	if len(o.Writes) == 0 && len(w.queue) == 0 {
-		w.mu.Unlock()
+	var last *op
+	if n := len(w.queue); n > 0 {
+		last = w.queue[n-1]
+	}
+	w.mu.Unlock()
+	if last == nil {
 		// Somebody may be committing what was queued before.
 		w.turn <- struct{}{}
 		<-w.turn
 		return nil
 	}
-	w.queue = append(w.queue, o)
-	w.mu.Unlock()
-	return w.wait(o)
+	return w.wait(last)
 }
 
 func (w *writer) flushLoop() {
@@ -279,5 +299,12 @@ func (w *writer) stop() error {
 
 func (w *writer) close() error {
 	w.turn <- struct{}{} // for good
-	return w.tx.close()
+	err := w.tx.close()
+	if w.spool.f != nil {
+		if w.spool.unsettled == 0 && !w.spool.keep {
+			err = errors.Join(err, w.spool.f.Truncate(0))
+		}
+		err = errors.Join(err, w.spool.f.Close())
+	}
+	return err
 }

@@ -1,0 +1,229 @@
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// The spool is a file beside the database to which changes are appended in the order of the queue. A
+// change that lies in it survives the death of the process, for the price of one write(2) instead of
+// a transaction's dozen; the database gets it within FlushEvery, many in one transaction. Open
+// replays what the database may lack. It matters after a kill only: against a power loss the
+// database's own flushes count.
+//
+// Only changes whose writes all have a redo form can lie in it, and the file is emptied whenever the
+// database holds all of it.
+//
+//	frame   length of the body (4 bytes, little endian), CRC-32C of it (4), body
+//	body    records, each: kind (1 byte), fields (integers as varints, texts as length and bytes)
+const (
+	spoolName = "spool"
+	// spoolKeep is how long the file may be when it is left alone, and spoolMax from where on changes
+	// take the slow way until it is empty.
+	spoolKeep = 256 << 10
+	spoolMax  = 8 << 20
+	maxFrame  = 16 << 20
+)
+
+// The kinds of records. They are on disk: a number never changes its meaning.
+const (
+	redoEvent      = 1
+	redoAddProcess = 2
+	redoPutProcess = 3
+)
+
+// spool is guarded by writer.mu.
+type spool struct {
+	f      *os.File // nil where there is none: changes take the slow way
+	buf    []byte   // body of the next frame
+	size   int64
+	broken bool // an append failed: what comes after it could not be replayed
+	full   bool // wait until it can be emptied
+	// unsettled counts queued changes that are in buf or in the file.
+	unsettled int
+	// keep says that the database refused a change that is in the file, so that it must stay.
+	keep bool
+}
+
+func (s *spool) open() bool { return s.f != nil && !s.broken && !s.full }
+
+// add puts a change's records into the next frame, and reports false where they can't be there.
+func (s *spool) add(writes []Write) bool {
+	if !s.open() || len(writes) == 0 {
+		return false
+	}
+	for _, w := range writes {
+		if w.redo == nil {
+			return false
+		}
+	}
+	for _, w := range writes {
+		s.buf = w.redo(s.buf)
+	}
+	s.unsettled++
+	return true
+}
+
+// write appends the frame.
+func (s *spool) write() error {
+	frame := make([]byte, 8, 8+len(s.buf))
+	binary.LittleEndian.PutUint32(frame, uint32(len(s.buf)))
+	binary.LittleEndian.PutUint32(frame[4:], crc32.Checksum(s.buf, crc32.MakeTable(crc32.Castagnoli)))
+	frame = append(frame, s.buf...)
+	if _, err := s.f.WriteAt(frame, s.size); err != nil {
+		s.broken = true
+		return fmt.Errorf("append to spool: %w", err)
+	}
+	s.size += int64(len(frame))
+	s.buf = s.buf[:0]
+	s.full = s.size > spoolMax
+	return nil
+}
+
+// settle takes note that a change which add took is in the database, or was refused by it though it
+// had been acknowledged. When that is known of all, nothing of the file is needed any more, unless it
+// is all there is of a refused one.
+func (s *spool) settle(refused bool) {
+	s.keep = s.keep || refused
+	if s.unsettled--; s.unsettled > 0 || s.keep {
+		return
+	}
+	s.buf = s.buf[:0]
+	if s.size <= spoolKeep {
+		return
+	}
+	if err := s.f.Truncate(0); err != nil {
+		s.broken = true
+		return
+	}
+	s.size, s.full = 0, false
+}
+
+// openSpool replays what an earlier process left, and empties the file.
+func openSpool(dir string, tx *Tx) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, spoolName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open spool: %w", err)
+	}
+	err = tx.transact(func() error { return replay(f, tx) })
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("replay spool: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// replay applies every whole frame. What follows a torn one was acknowledged to nobody.
+func replay(r io.Reader, tx *Tx) error {
+	for {
+		body, err := readFrame(r)
+		if err != nil {
+			return err
+		}
+		if body == nil {
+			return nil
+		}
+		for len(body) > 0 {
+			w, rest, err := parseRedo(body)
+			if err != nil {
+				return err
+			}
+			if err := w(tx); err != nil {
+				return err
+			}
+			body = rest
+		}
+	}
+}
+
+// readFrame returns the next frame's body, nil at the end or where a frame is torn.
+func readFrame(r io.Reader) ([]byte, error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, ignoreEnd(err)
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n == 0 || n > maxFrame {
+		return nil, nil
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return nil, ignoreEnd(err)
+	}
+	if crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli)) != binary.LittleEndian.Uint32(head[4:]) {
+		return nil, nil
+	}
+	return body, nil
+}
+
+func ignoreEnd(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil
+	}
+	return err
+}
+
+// parseRedo returns the write of the first record, and what follows it.
+func parseRedo(b []byte) (func(*Tx) error, []byte, error) {
+	kind, p := b[0], parser{rest: b[1:]}
+	var do func(*Tx) error
+	switch kind {
+	case redoEvent:
+		e := Event{Sandbox: p.text(), Seq: uint64(p.number()), Time: p.number(), Type: p.text(), Actor: p.text(), Process: p.text(), Facts: p.bytes()}
+		// The database may hold it already, or a gap in its place.
+		do = func(tx *Tx) error { return e.insert(tx, restoreEvent) }
+	case redoAddProcess, redoPutProcess:
+		query := addProcess
+		if kind == redoPutProcess {
+			query = putProcess
+		}
+		r := Process{Sandbox: p.text(), ID: p.text(), Started: p.number(), Ended: p.number(), Body: p.bytes()}
+		do = func(tx *Tx) error { return r.insert(tx, query) }
+	default:
+		return nil, nil, fmt.Errorf("record of unknown kind %d", kind)
+	}
+	if p.bad {
+		return nil, nil, fmt.Errorf("record of kind %d is malformed", kind)
+	}
+	return do, p.rest, nil
+}
+
+func appendText[T ~string | ~[]byte](b []byte, s T) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// parser reads fields; after the first that is not there it only gives zeros.
+type parser struct {
+	rest []byte
+	bad  bool
+}
+
+func (p *parser) number() int64 {
+	v, n := binary.Varint(p.rest)
+	if n <= 0 {
+		p.bad = true
+		return 0
+	}
+	p.rest = p.rest[n:]
+	return v
+}
+
+func (p *parser) bytes() []byte {
+	size, n := binary.Uvarint(p.rest)
+	if n <= 0 || size > uint64(len(p.rest)-n) {
+		p.bad = true
+		return nil
+	}
+	v := p.rest[n : n+int(size)]
+	p.rest = p.rest[n+int(size):]
+	return v
+}
+
+func (p *parser) text() string { return string(p.bytes()) }
