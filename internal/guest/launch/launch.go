@@ -42,6 +42,7 @@ func Run() (*Sandbox, error) {
 	if err := unix.CloseRange(guestwire.LaunchDevFD+1, math.MaxUint32, 0); err != nil {
 		return nil, os.NewSyscallError("close_range", err)
 	}
+	nameProcess()
 	// Before the rest, so that no signal finds PID 1 without it (HARDENING 3).
 	if err := signals.Shield(); err != nil {
 		return nil, fmt.Errorf("shield signals: %w", err)

@@ -90,7 +90,7 @@ func (b *Backend) startGuest(limits cgroup.Limits) (*guest, error) {
 	if g.userNS, err = userns.Of(g.proc.PID()); err != nil {
 		return nil, fmt.Errorf("open user namespace: %w", err)
 	}
-	if g.inodes, err = observeNamespaces(g.proc.PID()); err != nil {
+	if g.inodes, err = b.observeNamespaces(g.proc.PID()); err != nil {
 		return nil, err
 	}
 	if g.start, err = pidfd.StartTime(g.proc.PID()); err != nil {

@@ -15,23 +15,29 @@ import (
 	"casemate.dev/internal/linux/userns"
 )
 
-// observeNamespaces reads which namespaces a process is in, as "pid:[4026532000]" and the like by
-// name, and fails if any of them is the server's own.
-func observeNamespaces(pid int) (map[string]string, error) {
+// readNamespaces reads which namespaces a process is in, as "pid:[4026532000]" and the like by name.
+func readNamespaces(pid int) (map[string]string, error) {
 	inodes := make(map[string]string, len(namespaces()))
 	for name := range namespaces() {
-		theirs, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/" + name)
+		inode, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/" + name)
 		if err != nil {
 			return nil, fmt.Errorf("read %s namespace: %w", name, err)
 		}
-		ours, err := os.Readlink("/proc/self/ns/" + name)
-		if err != nil {
-			return nil, fmt.Errorf("read own %s namespace: %w", name, err)
-		}
-		if theirs == ours {
+		inodes[name] = inode
+	}
+	return inodes, nil
+}
+
+// observeNamespaces is readNamespaces for a guest, and fails if any of them is the server's own.
+func (b *Backend) observeNamespaces(pid int) (map[string]string, error) {
+	inodes, err := readNamespaces(pid)
+	if err != nil {
+		return nil, err
+	}
+	for name, inode := range inodes {
+		if inode == b.own[name] {
 			return nil, fmt.Errorf("the guest is in the server's own %s namespace", name)
 		}
-		inodes[name] = theirs
 	}
 	return inodes, nil
 }
