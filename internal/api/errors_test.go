@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,6 +54,33 @@ func TestCauseStaysPrivate(t *testing.T) {
 }
 
 const errPrefix = "err_"
+
+// TestPanicIsAnInternalError: a fault of ours in one request answers that request, and the log has the
+// trace.
+func TestPanicIsAnInternalError(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.BuildTemplate = func(context.Context, string, bool, func(string, float64, string)) (sandbox.Template, error) {
+			panic("secret detail")
+		}
+	})
+	status, _, body := h.call("POST", "/v1/templates/base/build", "", "Authorization", "Bearer "+h.admin)
+	if status != http.StatusInternalServerError || !strings.Contains(body, errPrefix) || strings.Contains(body, "secret") {
+		t.Errorf("twin: %d %s", status, body)
+	}
+	c, err := client.New(h.url, h.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = c.System.BuildTemplate(t.Context(), "base", false, func(*client.BuildProgress) {})
+	var e *client.Error
+	if !errors.As(err, &e) || e.Kind != client.Internal || e.ID == "" || strings.Contains(e.Message, "secret") {
+		t.Errorf("RPC: %#v", err)
+	}
+	if log := h.log.String(); !strings.Contains(log, "secret detail") || !strings.Contains(log, "errors_test.go") {
+		t.Errorf("the log lacks the panic or its trace: %s", log)
+	}
+}
 
 // TestErrorsByKind is the table kind → status, for REST; Connect and gRPC carry the kind as a detail.
 func TestErrorsByKind(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"connectrpc.com/grpcreflect"
 )
 
 // TestHostAndOriginAtTheDoor: the check stands before everything, open paths included (E11).
@@ -65,6 +67,26 @@ func TestStrangersBodiesAreBounded(t *testing.T) {
 	status, _, body := h.call("POST", "/casemate.v1.SandboxService/CreateSandbox", string(huge))
 	if status != http.StatusTooManyRequests {
 		t.Errorf("beyond the limit of messages: %d %.200s", status, body)
+	}
+}
+
+// TestReflection: gRPC tools find the services, with a key.
+func TestReflection(t *testing.T) {
+	h := newHarness(t)
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	c := grpcreflect.NewClient(&http.Client{Transport: &http.Transport{Protocols: p}}, h.url)
+	list := func(key string) (int, error) {
+		s := c.NewStream(t.Context(), grpcreflect.WithRequestHeaders(http.Header{"X-Api-Key": {key}}))
+		defer func() { _, _ = s.Close() }()
+		names, err := s.ListServices()
+		return len(names), err
+	}
+	if n, err := list(h.user); err != nil || n != len(schemaServices()) {
+		t.Errorf("with a key: %d services, %v", n, err)
+	}
+	if n, err := list("csm_wrong"); err == nil {
+		t.Errorf("with a wrong key: %d services", n)
 	}
 }
 

@@ -232,9 +232,26 @@ func (p *portProxy) clean(resp *http.Response) error {
 	} {
 		resp.Header.Del(name)
 	}
+	if to := resp.Header.Get("Location"); to != "" {
+		resp.Header.Set("Location", targetOf(resp.Request.Context()).outside(to))
+	}
 	// Added, not set: a browser obeys all policies, so the application's own still holds.
 	resp.Header.Add("Content-Security-Policy", "sandbox")
 	return nil
+}
+
+// outside turns a redirect to a place of the application into the address where the proxy shows it.
+func (t *portTarget) outside(location string) string {
+	host := "localhost:" + strconv.Itoa(t.port)
+	for _, scheme := range []string{"http://", "https://"} {
+		if rest, ok := strings.CutPrefix(location, scheme+host); ok && (rest == "" || strings.ContainsRune("/?#", rune(rest[0]))) {
+			return t.prefix + "/" + strings.TrimPrefix(rest, "/")
+		}
+	}
+	if strings.HasPrefix(location, "/") && !strings.HasPrefix(location, "//") {
+		return t.prefix + location
+	}
+	return location // relative, or somewhere else
 }
 
 // failed answers where the port can't be reached.

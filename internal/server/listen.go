@@ -29,6 +29,7 @@ const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
+	maxSocketPath = 107 // unix(7): sun_path with its final zero byte
 )
 
 // listen opens all listeners. Serving starts with Run.
@@ -56,6 +57,10 @@ func (s *Server) add(l net.Listener, useTLS bool) {
 // run directory's lock says that no other server is there.
 func (s *Server) listenUnix(ctx context.Context) error {
 	path := s.cfg.UnixSocket
+	if len(path) > maxSocketPath {
+		return errs.New(errs.InvalidArgument, "the path %s is longer than the %d bytes that a socket may have", path, maxSocketPath).
+			WithHint("choose a shorter --run-dir")
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove stale socket: %w", err)
 	}

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/testenv"
 )
 
@@ -127,6 +128,14 @@ func TestPlainListenBeyondTheMachineWarns(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func TestLongSocketPath(t *testing.T) {
+	cfg := newPlace(t).config()
+	cfg.UnixSocket = filepath.Join(cfg.RunDir, strings.Repeat("x", 120))
+	if _, err := New(t.Context(), cfg); !errs.Is(err, errs.InvalidArgument) {
+		t.Errorf("New = %v, want invalid_argument", err)
 	}
 }
 
