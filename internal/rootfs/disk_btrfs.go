@@ -107,6 +107,8 @@ func (d *btrfsDisk) prepare() error {
 func (d *btrfsDisk) mechanism() string { return byBtrfs }
 func (d *btrfsDisk) root() string      { return d.dir }
 
+func (d *btrfsDisk) files(path string) string { return path }
+
 func (d *btrfsDisk) create(path string) (*layer, error) {
 	parent, err := os.Open(filepath.Dir(path))
 	if err != nil {

@@ -24,6 +24,8 @@ func (d projectDisk) adopt(string) error   { return nil } // the kernel keeps th
 func (d projectDisk) moved(string, string) {}
 func (d projectDisk) close() error         { return nil }
 
+func (d projectDisk) files(path string) string { return path }
+
 func (d projectDisk) create(path string) (*layer, error) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return nil, err

@@ -27,17 +27,20 @@ func openTmpfs(dir string) (disk, error) {
 func (d tmpfsDisk) mechanism() string    { return byTmpfs }
 func (d tmpfsDisk) root() string         { return d.dir }
 func (d tmpfsDisk) adopt(string) error   { return nil }
-func (d tmpfsDisk) moved(string, string) {} // a mount moves with the directory that it is on
+func (d tmpfsDisk) moved(string, string) {}
+
+// files is one level below the layer's directory: what has a mount on it can't be renamed.
+func (d tmpfsDisk) files(path string) string { return path + "/m" }
 
 func (d tmpfsDisk) create(path string) (*layer, error) {
-	if err := os.Mkdir(path, 0o700); err != nil {
+	if err := os.MkdirAll(d.files(path), 0o700); err != nil {
 		return nil, err
 	}
-	if err := syscall.Mount("layer", path, "tmpfs", layerFlags, "mode=0700,size=1m,nr_inodes=64"); err != nil {
-		_ = os.Remove(path)
+	if err := syscall.Mount("layer", d.files(path), "tmpfs", layerFlags, "mode=0700,size=1m,nr_inodes=64"); err != nil {
+		_ = os.RemoveAll(path)
 		return nil, fmt.Errorf("mount tmpfs: %w", err)
 	}
-	dir, err := os.Open(path)
+	dir, err := os.Open(d.files(path))
 	if err != nil {
 		return nil, errors.Join(err, d.remove(path))
 	}
@@ -52,10 +55,10 @@ func (d tmpfsDisk) limit(l *layer, bytes, inodes int64) (DiskLimit, error) {
 	if inodes <= 0 {
 		inodes = max(4096, (bytes>>20)*inodesPerMiB)
 	}
-	return DiskLimit{Mechanism: byTmpfs, Bytes: bytes, Inodes: inodes}, resize(l.path, bytes, inodes)
+	return DiskLimit{Mechanism: byTmpfs, Bytes: bytes, Inodes: inodes}, resize(d.files(l.path), bytes, inodes)
 }
 
-// resize rounds down to whole pages, as bytes above the limit would break it.
+// resize changes the limits of a mounted tmpfs; bytes are rounded down to pages.
 func resize(path string, bytes, inodes int64) error {
 	options := fmt.Sprintf("size=%d,nr_inodes=%d", max(4096, bytes&^4095), inodes)
 	if err := syscall.Mount("", path, "", syscall.MS_REMOUNT|layerFlags, options); err != nil {
@@ -65,21 +68,15 @@ func resize(path string, bytes, inodes int64) error {
 }
 
 func (d tmpfsDisk) remove(path string) error {
-	for {
-		err := syscall.Unmount(path, syscall.MNT_DETACH)
-		if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOENT) {
-			break // no (more) mount here
-		}
-		if err != nil {
-			return fmt.Errorf("unmount layer: %w", err)
-		}
+	if err := unmount(d.files(path)); err != nil {
+		return err
 	}
 	return os.RemoveAll(path)
 }
 
 func (d tmpfsDisk) used(path string) (int64, error) {
 	var st syscall.Statfs_t
-	if err := syscall.Statfs(path, &st); err != nil {
+	if err := syscall.Statfs(d.files(path), &st); err != nil {
 		return 0, err
 	}
 	return int64(st.Blocks-st.Bfree) * st.Bsize, nil
@@ -87,11 +84,11 @@ func (d tmpfsDisk) used(path string) (int64, error) {
 
 func (d tmpfsDisk) lend(path string) (func() error, error) {
 	var st syscall.Statfs_t
-	if err := syscall.Statfs(path, &st); err != nil {
+	if err := syscall.Statfs(d.files(path), &st); err != nil {
 		return nil, err
 	}
 	bytes, inodes := int64(st.Blocks)*st.Bsize, int64(st.Files)
-	return func() error { return resize(path, bytes, inodes) }, resize(path, bytes+lendBytes, inodes+4096)
+	return func() error { return resize(d.files(path), bytes, inodes) }, resize(d.files(path), bytes+lendBytes, inodes+4096)
 }
 
 func (d tmpfsDisk) snapshot(path string) (string, func() error, error) {

@@ -26,13 +26,15 @@ import (
 const hostVersion = 1
 
 // hostCovered are the parts of /usr that don't show.
-var hostCovered = [...]string{"/usr/local", "/usr/etc"} //nolint:gochecknoglobals // a table
+func hostCovered() []string { return []string{"/usr/local", "/usr/etc"} }
 
 // hostCopied are files and directories of the host's /etc that are the same on every machine of a
 // distribution, or public: no settings, no keys, no names of people.
-var hostCopied = [...]string{ //nolint:gochecknoglobals // a table
-	"alternatives", "debian_version", "fonts", "java-17-openjdk", "java-21-openjdk", "mime.types", "protocols", "rpc",
-	"services", "ssl/certs", "ssl/openssl.cnf",
+func hostCopied() []string {
+	return []string{
+		"alternatives", "debian_version", "fonts", "java-17-openjdk", "java-21-openjdk", "mime.types", "protocols", "rpc",
+		"services", "ssl/certs", "ssl/openssl.cnf",
+	}
 }
 
 // hostTemplate is the made-up layer.
@@ -48,7 +50,7 @@ func (t *hostTemplate) plan(empty string) Plan {
 		Env:    map[string]string{"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"},
 		User:   defaultUser, Dir: "/home/" + defaultUser,
 	}
-	for _, dir := range hostCovered {
+	for _, dir := range hostCovered() {
 		if st, err := os.Lstat(dir); err == nil && st.IsDir() {
 			p.Binds = append(p.Binds, Bind{Source: empty, Target: dir, Mapped: true})
 		}
@@ -125,7 +127,7 @@ func makeHostRoot(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	for _, name := range hostCopied {
+	for _, name := range hostCopied() {
 		if err := copyPublic("/etc/"+name, filepath.Join(root, "etc", name)); err != nil {
 			return fmt.Errorf("copy /etc/%s: %w", name, err)
 		}

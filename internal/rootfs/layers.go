@@ -46,13 +46,13 @@ func (s *Store) planLayer(p *Plan, r Request) error {
 	s.disk.moved(l.path, path)
 	l.path = path
 	if p.Disk, err = s.disk.limit(l, r.DiskBytes, r.Inodes); err == nil {
-		p.Workspaces, err = makeWorkspaces(path, r.Workspaces)
+		p.Workspaces, err = makeWorkspaces(s.disk.files(path), r.Workspaces)
 	}
 	if err != nil {
 		s.discard(path)
 		return err
 	}
-	p.Upper, p.Work = path+"/upper", path+"/work"
+	p.Upper, p.Work = s.disk.files(path)+"/upper", s.disk.files(path)+"/work"
 	return nil
 }
 
@@ -107,7 +107,7 @@ func (s *Store) makeLayer() (*layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := makeUpper(l.path); err != nil {
+	if err := makeUpper(s.disk.files(l.path)); err != nil {
 		l.close()
 		s.discard(l.path)
 		return nil, err

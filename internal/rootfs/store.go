@@ -59,6 +59,8 @@ type disk interface {
 	root() string
 	// create makes an empty layer, a directory, at path. It holds no limit yet.
 	create(path string) (*layer, error)
+	// files returns the directory in a layer that its limit holds for.
+	files(path string) string
 	// limit sets the limits of a layer and returns those that hold.
 	limit(l *layer, bytes, inodes int64) (DiskLimit, error)
 	// adopt takes up a layer of an earlier server, with its limits.

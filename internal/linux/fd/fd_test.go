@@ -156,7 +156,7 @@ func TestWalkVisitsEverythingOnce(t *testing.T) {
 func TestWalkSkipStopAndCancel(t *testing.T) {
 	root := openRoot(t, hostile(t))
 	n := 0
-	if err := Walk(t.Context(), root, func(Entry) error { n++; return SkipDir }); err != nil || n != 6 {
+	if err := Walk(t.Context(), root, func(Entry) error { n++; return ErrSkipDir }); err != nil || n != 6 {
 		t.Errorf("skip: %d entries, %v", n, err)
 	}
 	stop := errors.New("stop")

@@ -22,8 +22,8 @@ type Entry struct {
 	Info  Info
 }
 
-// SkipDir, returned by a visit, leaves out what is below a directory. Elsewhere it means nothing.
-var SkipDir = fmt.Errorf("skip this directory")
+// ErrSkipDir, returned by a visit, leaves out what is below a directory. Elsewhere it means nothing.
+var ErrSkipDir = fmt.Errorf("skip this directory")
 
 // frame is one directory on the way from the root to where the walk stands.
 type frame struct {
@@ -93,7 +93,7 @@ func step(top *frame, name string, depth int, visit func(Entry) error) (*frame, 
 		path = top.path + "/" + name
 	}
 	err = visit(Entry{Path: path, Name: name, Dir: top.dir, Depth: depth, Info: i})
-	if err == SkipDir { //nolint:errorlint // a sentinel that nobody wraps
+	if err == ErrSkipDir { //nolint:errorlint // a sentinel that nobody wraps
 		return nil, nil
 	}
 	if err != nil || !i.IsDir() {

@@ -1,0 +1,274 @@
+package btrfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/loop"
+	"casemate.dev/internal/testenv"
+)
+
+// fresh mounts a new file system and returns its root.
+func fresh(t *testing.T) *os.File {
+	t.Helper()
+	testenv.Root(t)
+	testenv.NoLeaks(t)
+	dir := t.TempDir()
+	img, err := os.OpenFile(dir+"/img", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	if err := img.Truncate(512 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("/usr/sbin/mkfs.btrfs", "-q", dir+"/img").CombinedOutput(); err != nil {
+		t.Fatalf("%s %v", out, err)
+	}
+	dev, err := loop.Attach(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	if err := os.Mkdir(dir+"/m", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(dev.Path, dir+"/m", "btrfs", unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir+"/m", 0); err != nil {
+			t.Error(err)
+		}
+	})
+	root := openDir(t, dir+"/m")
+	return root
+}
+
+func openDir(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func create(t *testing.T, dir *os.File, name string) *os.File {
+	t.Helper()
+	if err := CreateSubvolume(dir, name); err != nil {
+		t.Fatal(err)
+	}
+	return openDir(t, dir.Name()+"/"+name)
+}
+
+func TestSubvolumes(t *testing.T) {
+	root := fresh(t)
+	if !Is(root) || !IsSubvolume(root) {
+		t.Error("the root is a subvolume")
+	}
+	a := create(t, root, "a")
+	if err := os.Mkdir(a.Name()+"/dir", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if !IsSubvolume(a) || IsSubvolume(openDir(t, a.Name()+"/dir")) {
+		t.Error("a is a subvolume, a/dir is none")
+	}
+	id, err := ID(openDir(t, a.Name()+"/dir"))
+	if err != nil || id < firstFree {
+		t.Errorf("id %d %v", id, err)
+	}
+	if err := CreateSubvolume(root, "a"); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("twice: %v", err)
+	}
+	for _, name := range []string{"", ".", "..", "x/y", "x\x00", strings.Repeat("x", 5000)} {
+		if err := CreateSubvolume(root, name); !errs.Is(err, errs.InvalidArgument) {
+			t.Errorf("name %.10q: %v", name, err)
+		}
+	}
+	if err := DeleteSubvolume(root, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(root.Name() + "/a"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after delete: %v", err)
+	}
+	if err := DeleteTree(root, root, "a"); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("delete what is not there: %v", err)
+	}
+}
+
+func TestDeleteTreeCopesWithNestedSubvolumes(t *testing.T) {
+	root := fresh(t)
+	a := create(t, root, "a")
+	if err := os.MkdirAll(a.Name()+"/x/y", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b := create(t, openDir(t, a.Name()+"/x/y"), "b")
+	create(t, b, "c")
+	create(t, a, "d")
+	keep := create(t, root, "keep")
+	// Twin: the plain call refuses.
+	if err := DeleteSubvolume(root, "a"); !errors.Is(err, unix.ENOTEMPTY) {
+		t.Fatalf("twin: %v, want ENOTEMPTY", err)
+	}
+	if err := DeleteTree(root, root, "a"); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := Children(root, 5)
+	id, _ := ID(keep)
+	if err != nil || !slices.Equal(ids, []uint64{id}) {
+		t.Errorf("left %v %v, want %d", ids, err, id)
+	}
+}
+
+func TestSnapshotIsReadOnlyAndIndependent(t *testing.T) {
+	root := fresh(t)
+	a := create(t, root, "a")
+	if err := os.WriteFile(a.Name()+"/f", []byte("before"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Snapshot(a, root, "s"); err != nil { // what is not on disk yet is in it
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(a.Name()+"/f", []byte("after"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(root.Name() + "/s/f"); err != nil || string(b) != "before" {
+		t.Errorf("snapshot holds %q %v", b, err)
+	}
+	if err := os.WriteFile(root.Name()+"/s/g", nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("write into a snapshot: %v", err)
+	}
+	if err := DeleteSubvolume(root, "s"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestQuota(t *testing.T) {
+	root := fresh(t)
+	for range 2 {
+		if err := EnableQuota(root); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := create(t, root, "a"), create(t, root, "b")
+	id, err := ID(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Limit(a, 20<<20); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := LimitOf(root, id); err != nil || n != 20<<20 {
+		t.Errorf("limit %d %v", n, err)
+	}
+	big := make([]byte, 40<<20)
+	if err := os.WriteFile(a.Name()+"/f", big, 0o644); !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("40 MB into 20: %v", err)
+	}
+	if err := os.WriteFile(b.Name()+"/f", big, 0o644); err != nil { // twin: without a limit
+		t.Errorf("twin: %v", err)
+	}
+	if err := Sync(root); err != nil {
+		t.Fatal(err)
+	}
+	used, err := Usage(root, id)
+	if err != nil || used > 20<<20 || used < 10<<20 {
+		t.Errorf("usage %d %v", used, err)
+	}
+	if err := LimitID(root, id, 0); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := LimitOf(root, id); err != nil || n != 0 {
+		t.Errorf("limit after lifting %d %v", n, err)
+	}
+	if err := os.WriteFile(a.Name()+"/f", big, 0o644); err != nil {
+		t.Errorf("after lifting: %v", err)
+	}
+	if _, err := Usage(root, 99999); !errs.Is(err, errs.NotFound) {
+		t.Errorf("usage of nobody: %v", err)
+	}
+	groups, err := QuotaGroups(root)
+	if err != nil || !slices.Contains(groups, id) {
+		t.Errorf("groups %v %v", groups, err)
+	}
+}
+
+func TestQuotaGroupsOfDeletedSubvolumesGo(t *testing.T) {
+	root := fresh(t)
+	if err := EnableQuota(root); err != nil {
+		t.Fatal(err)
+	}
+	a := create(t, root, "a")
+	id, err := ID(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = a.Close() // while somebody has it open its space does not come back
+	if err := DropQuotaGroup(root, id); err == nil {
+		t.Log("this kernel drops the group of a subvolume in use")
+	}
+	if err := DeleteSubvolume(root, "a"); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, "quota group dropped", func() bool {
+		if err := StartCommit(root); err != nil {
+			t.Fatal(err)
+		}
+		return DropQuotaGroup(root, id) == nil
+	})
+	if err := DropQuotaGroup(root, id); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// More items than one answer holds.
+func TestSearchGoesOn(t *testing.T) {
+	root := fresh(t)
+	if err := EnableQuota(root); err != nil {
+		t.Fatal(err)
+	}
+	const n = 150
+	for i := range n {
+		if err := CreateSubvolume(root, fmt.Sprintf("s%03d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids, err := Children(root, 5)
+	if err != nil || len(ids) != n || !slices.IsSorted(ids) {
+		t.Errorf("%d children %v, want %d", len(ids), err, n)
+	}
+	groups, err := QuotaGroups(root)
+	if err != nil || len(groups) < n {
+		t.Errorf("%d groups %v", len(groups), err)
+	}
+}
+
+func TestOtherFileSystems(t *testing.T) {
+	dir := openDir(t, "/proc")
+	if Is(dir) || IsSubvolume(dir) {
+		t.Error("proc is no btrfs")
+	}
+	f, err := os.Create(t.TempDir() + "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := NoCopyOnWrite(f); err != nil {
+		t.Errorf("where it means nothing: %v", err)
+	}
+	if err := CreateSubvolume(dir, "x"); !errors.Is(err, syscall.ENOTTY) {
+		t.Errorf("subvolume in proc: %v", err)
+	}
+}
