@@ -16,7 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -41,7 +41,7 @@ func newScripted(text string) *scripted {
 }
 
 // Run implements ProcessServiceHandler.
-func (s *scripted) Run(_ context.Context, req *casematev1.RunRequest, stream *connect.ServerStream[casematev1.ProcessEvent]) error {
+func (s *scripted) Run(_ context.Context, req *v1.RunRequest, stream *connect.ServerStream[v1.ProcessEvent]) error {
 	s.mu.Lock()
 	s.starts[req.GetProcess().GetId()]++
 	s.runs++
@@ -50,8 +50,8 @@ func (s *scripted) Run(_ context.Context, req *casematev1.RunRequest, stream *co
 	if lose {
 		panic(http.ErrAbortHandler)
 	}
-	p := &casematev1.Process{Id: req.GetProcess().GetId()}
-	_ = stream.Send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Started{Started: p}})
+	p := &v1.Process{Id: req.GetProcess().GetId()}
+	_ = stream.Send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Started{Started: p}})
 	if req.GetProcess().GetStdin() {
 		<-s.ended
 	}
@@ -59,35 +59,35 @@ func (s *scripted) Run(_ context.Context, req *casematev1.RunRequest, stream *co
 }
 
 // Output implements ProcessServiceHandler.
-func (s *scripted) Output(_ context.Context, req *casematev1.OutputRequest, stream *connect.ServerStream[casematev1.ProcessEvent]) error {
+func (s *scripted) Output(_ context.Context, req *v1.OutputRequest, stream *connect.ServerStream[v1.ProcessEvent]) error {
 	s.mu.Lock()
 	s.offsets = append(s.offsets, req.GetOffset())
 	s.mu.Unlock()
 	return s.print(stream, int(req.GetOffset()), req.GetProcess())
 }
 
-func (s *scripted) print(stream *connect.ServerStream[casematev1.ProcessEvent], offset int, id string) error {
+func (s *scripted) print(stream *connect.ServerStream[v1.ProcessEvent], offset int, id string) error {
 	sent := 0
 	for at := offset; at < len(s.text); at++ {
 		if s.breakAt > 0 && sent == s.breakAt {
 			panic(http.ErrAbortHandler)
 		}
-		kind := casematev1.Stream_STREAM_STDOUT
+		kind := v1.Stream_STREAM_STDOUT
 		if s.text[at] >= 'a' {
-			kind = casematev1.Stream_STREAM_STDERR
+			kind = v1.Stream_STREAM_STDERR
 		}
-		out := &casematev1.Output{Stream: kind, Offset: int64(at), Data: []byte{s.text[at]}}
-		if err := stream.Send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Output{Output: out}}); err != nil {
+		out := &v1.Output{Stream: kind, Offset: int64(at), Data: []byte{s.text[at]}}
+		if err := stream.Send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Output{Output: out}}); err != nil {
 			return err
 		}
 		sent++
 	}
-	end := &casematev1.Process{Id: id, End: "exited", Bytes: int64(len(s.text))}
-	return stream.Send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Ended{Ended: end}})
+	end := &v1.Process{Id: id, End: "exited", Bytes: int64(len(s.text))}
+	return stream.Send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Ended{Ended: end}})
 }
 
 // WriteInput implements ProcessServiceHandler.
-func (s *scripted) WriteInput(_ context.Context, req *casematev1.WriteInputRequest) (*casematev1.WriteInputResponse, error) {
+func (s *scripted) WriteInput(_ context.Context, req *v1.WriteInputRequest) (*v1.WriteInputResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// As the guest does: bytes that the caller's offset says were taken before are dropped.
@@ -99,7 +99,7 @@ func (s *scripted) WriteInput(_ context.Context, req *casematev1.WriteInputReque
 		s.closed = true
 		close(s.ended)
 	}
-	return &casematev1.WriteInputResponse{Offset: int64(len(s.input))}, nil
+	return &v1.WriteInputResponse{Offset: int64(len(s.input))}, nil
 }
 
 // serve returns a client of a server that answers with h.
@@ -199,7 +199,7 @@ func TestRunGivesUp(t *testing.T) {
 
 func TestErrorCarriesKindAndHint(t *testing.T) {
 	rpcErr := connect.NewError(connect.CodeAborted, errors.New("same key, other body"))
-	d, err := connect.NewErrorDetail(&casematev1.ErrorDetail{Kind: "conflict", Hint: "use another key", Id: "err_1"})
+	d, err := connect.NewErrorDetail(&v1.ErrorDetail{Kind: "conflict", Hint: "use another key", Id: "err_1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ type failing struct {
 }
 
 // GetVersion implements SystemServiceHandler.
-func (f failing) GetVersion(context.Context, *casematev1.GetVersionRequest) (*casematev1.Version, error) {
+func (f failing) GetVersion(context.Context, *v1.GetVersionRequest) (*v1.Version, error) {
 	return nil, f.err
 }
 

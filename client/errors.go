@@ -10,7 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 )
 
 // Kind says what a caller can do about an error. The words are stable.
@@ -76,7 +76,7 @@ func (c *conn) wrap(err error) error {
 		if verr != nil {
 			continue
 		}
-		if detail, ok := v.(*casematev1.ErrorDetail); ok {
+		if detail, ok := v.(*v1.ErrorDetail); ok {
 			out.Kind, out.Hint, out.ID = Kind(detail.GetKind()), detail.GetHint(), detail.GetId()
 			return out
 		}

@@ -10,16 +10,16 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
 // Messages of the API's schema, under short names.
 type (
 	// File describes a file in a sandbox.
-	File = casematev1.File
+	File = v1.File
 	// WatchEvent is one change of a file.
-	WatchEvent = casematev1.WatchFilesResponse
+	WatchEvent = v1.WatchFilesResponse
 )
 
 // Files reads and writes sandboxes' files, as the asking user and inside the sandbox's walls.
@@ -146,44 +146,44 @@ func (f *Files) request(ctx context.Context, method, sandbox, path, user string,
 
 // Stat describes a file; with follow what a symbolic link at its end points at.
 func (f *Files) Stat(ctx context.Context, sandbox, path, user string, follow bool) (*File, error) {
-	file, err := f.rpc.StatFile(ctx, &casematev1.StatFileRequest{Sandbox: sandbox, Path: path, User: user, Follow: follow})
+	file, err := f.rpc.StatFile(ctx, &v1.StatFileRequest{Sandbox: sandbox, Path: path, User: user, Follow: follow})
 	return file, f.conn.wrap(err)
 }
 
 // List describes what a directory holds, down to depth (0 means 1).
 func (f *Files) List(ctx context.Context, sandbox, path, user string, depth int) ([]*File, error) {
-	resp, err := f.rpc.ListFiles(ctx, &casematev1.ListFilesRequest{Sandbox: sandbox, Path: path, User: user, Depth: int32(min(depth, 1<<20))})
+	resp, err := f.rpc.ListFiles(ctx, &v1.ListFilesRequest{Sandbox: sandbox, Path: path, User: user, Depth: int32(min(depth, 1<<20))})
 	return resp.GetFiles(), f.conn.wrap(err)
 }
 
 // MakeDir makes a directory; with parents also those above it, and it may exist.
 func (f *Files) MakeDir(ctx context.Context, sandbox, path, user string, mode uint32, parents bool) (*File, error) {
-	file, err := f.rpc.MakeDirectory(ctx, &casematev1.MakeDirectoryRequest{Sandbox: sandbox, Path: path, User: user, Mode: mode, Parents: parents})
+	file, err := f.rpc.MakeDirectory(ctx, &v1.MakeDirectoryRequest{Sandbox: sandbox, Path: path, User: user, Mode: mode, Parents: parents})
 	return file, f.conn.wrap(err)
 }
 
 // Move renames a file.
 func (f *Files) Move(ctx context.Context, sandbox, path, to, user string, overwrite bool) (*File, error) {
-	file, err := f.rpc.MoveFile(ctx, &casematev1.MoveFileRequest{Sandbox: sandbox, Path: path, To: to, User: user, Overwrite: overwrite})
+	file, err := f.rpc.MoveFile(ctx, &v1.MoveFileRequest{Sandbox: sandbox, Path: path, To: to, User: user, Overwrite: overwrite})
 	return file, f.conn.wrap(err)
 }
 
 // Remove removes a file, or with recursive a tree.
 func (f *Files) Remove(ctx context.Context, sandbox, path, user string, recursive bool) error {
-	_, err := f.rpc.RemoveFile(ctx, &casematev1.RemoveFileRequest{Sandbox: sandbox, Path: path, User: user, Recursive: recursive})
+	_, err := f.rpc.RemoveFile(ctx, &v1.RemoveFileRequest{Sandbox: sandbox, Path: path, User: user, Recursive: recursive})
 	return f.conn.wrap(err)
 }
 
 // Chmod changes a file's mode.
 func (f *Files) Chmod(ctx context.Context, sandbox, path, user string, mode uint32) (*File, error) {
-	file, err := f.rpc.ChangeMode(ctx, &casematev1.ChangeModeRequest{Sandbox: sandbox, Path: path, User: user, Mode: &mode})
+	file, err := f.rpc.ChangeMode(ctx, &v1.ChangeModeRequest{Sandbox: sandbox, Path: path, User: user, Mode: &mode})
 	return file, f.conn.wrap(err)
 }
 
 // Watch calls each for every change below a directory until ctx ends or each fails, whose error it
 // returns. ready, unless nil, is called when the watch stands.
 func (f *Files) Watch(ctx context.Context, sandbox, path, user string, recursive bool, ready func(), each func(*WatchEvent) error) error {
-	stream, err := f.rpc.WatchFiles(ctx, &casematev1.WatchFilesRequest{Sandbox: sandbox, Path: path, User: user, Recursive: recursive})
+	stream, err := f.rpc.WatchFiles(ctx, &v1.WatchFilesRequest{Sandbox: sandbox, Path: path, User: user, Recursive: recursive})
 	if err != nil {
 		return f.conn.wrap(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 )
 
 // RunOptions say where a process's streams go. The zero value discards output and gives no input.
@@ -107,15 +107,15 @@ func (f *follower) run(ctx context.Context) (*Process, error) {
 
 // stream opens one stream, from the offset reached, and passes it on until it breaks or ends.
 func (f *follower) stream(ctx context.Context, again *retry) error {
-	var s *connect.ServerStreamForClient[casematev1.ProcessEvent]
+	var s *connect.ServerStreamForClient[v1.ProcessEvent]
 	var err error
 	if f.known {
-		s, err = f.p.rpc.Output(ctx, &casematev1.OutputRequest{
+		s, err = f.p.rpc.Output(ctx, &v1.OutputRequest{
 			Sandbox: f.sandbox, Process: f.process, Offset: f.offset, Follow: true, Hold: f.o.Hold,
 		})
 	} else {
 		// Repeating this is safe: starting an id that exists attaches to it.
-		s, err = f.p.rpc.Run(keyed(ctx, f.o.IdempotencyKey), &casematev1.RunRequest{Sandbox: f.sandbox, Process: f.spec})
+		s, err = f.p.rpc.Run(keyed(ctx, f.o.IdempotencyKey), &v1.RunRequest{Sandbox: f.sandbox, Process: f.spec})
 	}
 	if err != nil {
 		return f.p.conn.wrap(err)
@@ -133,7 +133,7 @@ func (f *follower) stream(ctx context.Context, again *retry) error {
 	return f.p.conn.wrap(s.Err())
 }
 
-func (f *follower) event(ctx context.Context, e *casematev1.ProcessEvent) error {
+func (f *follower) event(ctx context.Context, e *v1.ProcessEvent) error {
 	switch {
 	case e.GetStarted() != nil:
 		f.know(ctx, e.GetStarted())
@@ -153,7 +153,7 @@ func (f *follower) event(ctx context.Context, e *casematev1.ProcessEvent) error 
 }
 
 // output passes bytes on, without those that came before over a connection that broke.
-func (f *follower) output(out *casematev1.Output) error {
+func (f *follower) output(out *v1.Output) error {
 	data := out.GetData()
 	if seen := f.offset - out.GetOffset(); seen > 0 {
 		data = data[min(seen, int64(len(data))):]
@@ -162,7 +162,7 @@ func (f *follower) output(out *casematev1.Output) error {
 		return nil
 	}
 	w := f.o.Stdout
-	if out.GetStream() == casematev1.Stream_STREAM_STDERR {
+	if out.GetStream() == v1.Stream_STREAM_STDERR {
 		w = f.o.Stderr
 	}
 	f.offset = out.GetOffset() + int64(len(out.GetData()))

@@ -3,28 +3,28 @@ package client
 import (
 	"context"
 
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
 // Messages of the API's schema, under short names.
 type (
 	// CreateRequest says what sandbox to make; an empty one gives the server's defaults.
-	CreateRequest = casematev1.CreateSandboxRequest
+	CreateRequest = v1.CreateSandboxRequest
 	// ListRequest says which sandboxes to show.
-	ListRequest = casematev1.ListSandboxesRequest
+	ListRequest = v1.ListSandboxesRequest
 	// UpdateRequest says what to change of a sandbox.
-	UpdateRequest = casematev1.UpdateSandboxRequest
+	UpdateRequest = v1.UpdateSandboxRequest
 	// Sandbox is one isolated environment.
-	Sandbox = casematev1.Sandbox
+	Sandbox = v1.Sandbox
 	// Limits bound what a sandbox may use.
-	Limits = casematev1.Limits
+	Limits = v1.Limits
 	// Usage is what a sandbox uses.
-	Usage = casematev1.Usage
+	Usage = v1.Usage
 	// Change is one file that differs from what a sandbox started from.
-	Change = casematev1.Change
+	Change = v1.Change
 	// Workspace is a host directory that shows inside as copy-on-write.
-	Workspace = casematev1.Workspace
+	Workspace = v1.Workspace
 )
 
 // Sandboxes makes, shows, changes and ends sandboxes. A sandbox is named by its id, a unique
@@ -48,7 +48,7 @@ func (s *Sandboxes) CreateOnce(ctx context.Context, idempotencyKey string, req *
 
 // Get shows one sandbox.
 func (s *Sandboxes) Get(ctx context.Context, sandbox string) (*Sandbox, error) {
-	sb, err := s.rpc.GetSandbox(ctx, &casematev1.GetSandboxRequest{Sandbox: sandbox})
+	sb, err := s.rpc.GetSandbox(ctx, &v1.GetSandboxRequest{Sandbox: sandbox})
 	return sb, s.conn.wrap(err)
 }
 
@@ -86,31 +86,31 @@ func (s *Sandboxes) Update(ctx context.Context, req *UpdateRequest) (*Sandbox, e
 
 // Delete ends a sandbox with its processes and files. Idempotent.
 func (s *Sandboxes) Delete(ctx context.Context, sandbox string) (*Sandbox, error) {
-	sb, err := s.rpc.DeleteSandbox(ctx, &casematev1.DeleteSandboxRequest{Sandbox: sandbox})
+	sb, err := s.rpc.DeleteSandbox(ctx, &v1.DeleteSandboxRequest{Sandbox: sandbox})
 	return sb, s.conn.wrap(err)
 }
 
 // Pause freezes every process of a sandbox. Idempotent.
 func (s *Sandboxes) Pause(ctx context.Context, sandbox string) (*Sandbox, error) {
-	sb, err := s.rpc.PauseSandbox(ctx, &casematev1.PauseSandboxRequest{Sandbox: sandbox})
+	sb, err := s.rpc.PauseSandbox(ctx, &v1.PauseSandboxRequest{Sandbox: sandbox})
 	return sb, s.conn.wrap(err)
 }
 
 // Resume lets a paused sandbox go on. Idempotent.
 func (s *Sandboxes) Resume(ctx context.Context, sandbox string) (*Sandbox, error) {
-	sb, err := s.rpc.ResumeSandbox(ctx, &casematev1.ResumeSandboxRequest{Sandbox: sandbox})
+	sb, err := s.rpc.ResumeSandbox(ctx, &v1.ResumeSandboxRequest{Sandbox: sandbox})
 	return sb, s.conn.wrap(err)
 }
 
 // Usage tells what a sandbox uses now.
 func (s *Sandboxes) Usage(ctx context.Context, sandbox string) (*Usage, error) {
-	u, err := s.rpc.GetUsage(ctx, &casematev1.GetUsageRequest{Sandbox: sandbox})
+	u, err := s.rpc.GetUsage(ctx, &v1.GetUsageRequest{Sandbox: sandbox})
 	return u, s.conn.wrap(err)
 }
 
 // Changes tells which files differ from the template, or from the source of the workspace that shows
 // at the path workspace.
 func (s *Sandboxes) Changes(ctx context.Context, sandbox, workspace string) ([]*Change, error) {
-	resp, err := s.rpc.ListChanges(ctx, &casematev1.ListChangesRequest{Sandbox: sandbox, Workspace: workspace})
+	resp, err := s.rpc.ListChanges(ctx, &v1.ListChangesRequest{Sandbox: sandbox, Workspace: workspace})
 	return resp.GetChanges(), s.conn.wrap(err)
 }

@@ -5,26 +5,26 @@ import (
 	"errors"
 	"io"
 
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
 // Messages of the API's schema, under short names.
 type (
 	// Event is one recorded thing that happened.
-	Event = casematev1.Event
+	Event = v1.Event
 	// Version names a server and what it runs on.
-	Version = casematev1.Version
+	Version = v1.Version
 	// Host tells what a server's machine can do.
-	Host = casematev1.Host
+	Host = v1.Host
 	// Template is what a sandbox starts from.
-	Template = casematev1.Template
+	Template = v1.Template
 	// BuildProgress is one step or line of a template's build.
-	BuildProgress = casematev1.BuildProgress
+	BuildProgress = v1.BuildProgress
 	// Key is an API key, without its secret.
-	Key = casematev1.Key
+	Key = v1.Key
 	// CreateKeyRequest says what key to make.
-	CreateKeyRequest = casematev1.CreateKeyRequest
+	CreateKeyRequest = v1.CreateKeyRequest
 )
 
 // Journal reads the record of what happened to sandboxes.
@@ -35,7 +35,7 @@ type Journal struct {
 
 // Events returns the events with a counter greater than after, at most limit (0: 100).
 func (j *Journal) Events(ctx context.Context, sandbox string, after uint64, limit int) ([]*Event, error) {
-	resp, err := j.rpc.ListEvents(ctx, &casematev1.ListEventsRequest{Sandbox: sandbox, After: after, Limit: int32(min(limit, 1000))})
+	resp, err := j.rpc.ListEvents(ctx, &v1.ListEventsRequest{Sandbox: sandbox, After: after, Limit: int32(min(limit, 1000))})
 	return resp.GetEvents(), j.conn.wrap(err)
 }
 
@@ -53,7 +53,7 @@ func (j *Journal) Follow(ctx context.Context, sandbox string, after uint64, each
 }
 
 func (j *Journal) follow(ctx context.Context, sandbox string, after *uint64, again *retry, each func(*Event) error) error {
-	stream, err := j.rpc.FollowEvents(ctx, &casematev1.FollowEventsRequest{Sandbox: sandbox, After: *after})
+	stream, err := j.rpc.FollowEvents(ctx, &v1.FollowEventsRequest{Sandbox: sandbox, After: *after})
 	if err != nil {
 		return j.conn.wrap(err)
 	}
@@ -95,26 +95,26 @@ type System struct {
 
 // Version tells which server answers. It needs no key.
 func (s *System) Version(ctx context.Context) (*Version, error) {
-	v, err := s.rpc.GetVersion(ctx, &casematev1.GetVersionRequest{})
+	v, err := s.rpc.GetVersion(ctx, &v1.GetVersionRequest{})
 	return v, s.conn.wrap(err)
 }
 
 // Host tells what the server's machine can do.
 func (s *System) Host(ctx context.Context) (*Host, error) {
-	h, err := s.rpc.GetHost(ctx, &casematev1.GetHostRequest{})
+	h, err := s.rpc.GetHost(ctx, &v1.GetHostRequest{})
 	return h, s.conn.wrap(err)
 }
 
 // Templates shows what sandboxes can start from.
 func (s *System) Templates(ctx context.Context) ([]*Template, error) {
-	resp, err := s.rpc.ListTemplates(ctx, &casematev1.ListTemplatesRequest{})
+	resp, err := s.rpc.ListTemplates(ctx, &v1.ListTemplatesRequest{})
 	return resp.GetTemplates(), s.conn.wrap(err)
 }
 
 // BuildTemplate builds a built-in template and calls progress with what happens. With force it builds
 // it again though it is there.
 func (s *System) BuildTemplate(ctx context.Context, name string, force bool, progress func(*BuildProgress)) (*Template, error) {
-	stream, err := s.rpc.BuildTemplate(ctx, &casematev1.BuildTemplateRequest{Name: name, Force: force})
+	stream, err := s.rpc.BuildTemplate(ctx, &v1.BuildTemplateRequest{Name: name, Force: force})
 	if err != nil {
 		return nil, s.conn.wrap(err)
 	}
@@ -143,12 +143,12 @@ func (s *System) CreateKey(ctx context.Context, req *CreateKeyRequest) (key *Key
 
 // Keys shows the keys, without their secrets.
 func (s *System) Keys(ctx context.Context) ([]*Key, error) {
-	resp, err := s.rpc.ListKeys(ctx, &casematev1.ListKeysRequest{})
+	resp, err := s.rpc.ListKeys(ctx, &v1.ListKeysRequest{})
 	return resp.GetKeys(), s.conn.wrap(err)
 }
 
 // RevokeKey ends a key at once. Idempotent.
 func (s *System) RevokeKey(ctx context.Context, key string) (*Key, error) {
-	k, err := s.rpc.RevokeKey(ctx, &casematev1.RevokeKeyRequest{Key: key})
+	k, err := s.rpc.RevokeKey(ctx, &v1.RevokeKeyRequest{Key: key})
 	return k, s.conn.wrap(err)
 }

@@ -10,7 +10,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/policy"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 )
 
 // gate is the one place where access is enforced. It reads from the schema what each method needs;
@@ -43,10 +43,10 @@ func newGate(a *API) *gate {
 func schemaServices() []protoreflect.ServiceDescriptor {
 	var out []protoreflect.ServiceDescriptor
 	for _, f := range []protoreflect.FileDescriptor{
-		casematev1.File_casemate_v1_sandbox_proto,
-		casematev1.File_casemate_v1_process_proto,
-		casematev1.File_casemate_v1_file_proto,
-		casematev1.File_casemate_v1_system_proto,
+		v1.File_casemate_v1_sandbox_proto,
+		v1.File_casemate_v1_process_proto,
+		v1.File_casemate_v1_file_proto,
+		v1.File_casemate_v1_system_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))
@@ -61,7 +61,7 @@ func procedureOf(m protoreflect.MethodDescriptor) string {
 
 // accessOf reads a method's access option; 0 where it has none.
 func accessOf(m protoreflect.MethodDescriptor) policy.Access {
-	a, ok := proto.GetExtension(m.Options(), casematev1.E_Access).(casematev1.Access)
+	a, ok := proto.GetExtension(m.Options(), v1.E_Access).(v1.Access)
 	if !ok {
 		return 0
 	}

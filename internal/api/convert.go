@@ -14,7 +14,7 @@ import (
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 )
 
 // stamp leaves zero times unset.
@@ -38,8 +38,8 @@ func clamp32[N ~int | ~int64 | ~uint32](n N) int32 {
 	return int32(max(min(int64(n), 1<<31-1), -1<<31)) //nolint:gosec // bounded in the same line
 }
 
-func sandboxMessage(s sandbox.Sandbox) *casematev1.Sandbox {
-	m := &casematev1.Sandbox{
+func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
+	m := &v1.Sandbox{
 		Id:        s.ID,
 		State:     string(s.State),
 		Name:      s.Spec.Name,
@@ -64,7 +64,7 @@ func sandboxMessage(s sandbox.Sandbox) *casematev1.Sandbox {
 		m.Applied = appliedMessage(s.Applied)
 	}
 	for _, w := range s.Spec.Workspaces {
-		m.Workspaces = append(m.Workspaces, &casematev1.Workspace{Source: w.Source, Target: w.Target})
+		m.Workspaces = append(m.Workspaces, &v1.Workspace{Source: w.Source, Target: w.Target})
 	}
 	if len(s.Timings) > 0 {
 		m.Timings = make(map[string]*durationpb.Duration, len(s.Timings))
@@ -75,8 +75,8 @@ func sandboxMessage(s sandbox.Sandbox) *casematev1.Sandbox {
 	return m
 }
 
-func appliedMessage(a sandbox.Applied) *casematev1.Applied {
-	return &casematev1.Applied{
+func appliedMessage(a sandbox.Applied) *v1.Applied {
+	return &v1.Applied{
 		Backend:        a.Backend,
 		Profile:        string(a.Profile),
 		HostUid:        a.HostUID,
@@ -95,8 +95,8 @@ func appliedMessage(a sandbox.Applied) *casematev1.Applied {
 	}
 }
 
-func limitsMessage(l sandbox.Limits) *casematev1.Limits {
-	return &casematev1.Limits{
+func limitsMessage(l sandbox.Limits) *v1.Limits {
+	return &v1.Limits{
 		MemoryBytes: l.MemoryBytes,
 		Cpus:        l.CPUs,
 		Pids:        clamp32(l.Pids),
@@ -106,7 +106,7 @@ func limitsMessage(l sandbox.Limits) *casematev1.Limits {
 	}
 }
 
-func limitsOf(m *casematev1.Limits) sandbox.Limits {
+func limitsOf(m *v1.Limits) sandbox.Limits {
 	return sandbox.Limits{
 		MemoryBytes: m.GetMemoryBytes(),
 		CPUs:        m.GetCpus(),
@@ -117,7 +117,7 @@ func limitsOf(m *casematev1.Limits) sandbox.Limits {
 	}
 }
 
-func specOf(m *casematev1.CreateSandboxRequest) sandbox.Spec {
+func specOf(m *v1.CreateSandboxRequest) sandbox.Spec {
 	s := sandbox.Spec{
 		Template:     m.GetTemplate(),
 		Isolation:    m.GetIsolation(),
@@ -143,8 +143,8 @@ func specOf(m *casematev1.CreateSandboxRequest) sandbox.Spec {
 	return s
 }
 
-func processMessage(p sandbox.Process) *casematev1.Process {
-	return &casematev1.Process{
+func processMessage(p sandbox.Process) *v1.Process {
+	return &v1.Process{
 		Id:          p.ID,
 		Sandbox:     p.SandboxID,
 		Argv:        p.Argv,
@@ -169,7 +169,7 @@ func processMessage(p sandbox.Process) *casematev1.Process {
 	}
 }
 
-func processSpecOf(m *casematev1.ProcessSpec) sandbox.ProcessSpec {
+func processSpecOf(m *v1.ProcessSpec) sandbox.ProcessSpec {
 	s := sandbox.ProcessSpec{
 		ID:      m.GetId(),
 		Argv:    m.GetArgv(),
@@ -188,14 +188,14 @@ func processSpecOf(m *casematev1.ProcessSpec) sandbox.ProcessSpec {
 }
 
 // terminalSize narrows a terminal's size to what a kernel takes.
-func terminalSize(t *casematev1.Terminal) (rows, cols uint16) {
+func terminalSize(t *v1.Terminal) (rows, cols uint16) {
 	return uint16(min(t.GetRows(), 1<<16-1)), uint16(min(t.GetCols(), 1<<16-1)) //nolint:gosec // bounded in the same line
 }
 
-func gapMessage(g sandbox.Gap) *casematev1.Gap { return &casematev1.Gap{From: g.From, To: g.To} }
+func gapMessage(g sandbox.Gap) *v1.Gap { return &v1.Gap{From: g.From, To: g.To} }
 
-func fileMessage(f sandbox.FileInfo) *casematev1.File {
-	m := &casematev1.File{
+func fileMessage(f sandbox.FileInfo) *v1.File {
+	m := &v1.File{
 		Path:   f.Path,
 		Name:   f.Name,
 		Type:   string(f.Type),
@@ -213,8 +213,8 @@ func fileMessage(f sandbox.FileInfo) *casematev1.File {
 	return m
 }
 
-func eventMessage(e journal.Event) *casematev1.Event {
-	m := &casematev1.Event{
+func eventMessage(e journal.Event) *v1.Event {
+	m := &v1.Event{
 		Sandbox: e.Sandbox,
 		Seq:     e.Seq,
 		Time:    stamp(e.Time),
@@ -241,8 +241,8 @@ func factsMessage(raw json.RawMessage) *structpb.Struct {
 	return s
 }
 
-func templateMessage(t sandbox.Template) *casematev1.Template {
-	return &casematev1.Template{
+func templateMessage(t sandbox.Template) *v1.Template {
+	return &v1.Template{
 		Name:        t.Name,
 		Description: t.Description,
 		Profiles:    t.Profiles,
@@ -252,8 +252,8 @@ func templateMessage(t sandbox.Template) *casematev1.Template {
 	}
 }
 
-func keyMessage(k policy.Key) *casematev1.Key {
-	return &casematev1.Key{Id: k.ID, Name: k.Name, CreatedAt: stamp(k.CreatedAt), RevokedAt: stamp(k.RevokedAt), Admin: k.Admin}
+func keyMessage(k policy.Key) *v1.Key {
+	return &v1.Key{Id: k.ID, Name: k.Name, CreatedAt: stamp(k.CreatedAt), RevokedAt: stamp(k.RevokedAt), Admin: k.Admin}
 }
 
 // signalNumber reads a signal: a number, or a name with or without "SIG". Empty means TERM, as for

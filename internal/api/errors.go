@@ -12,7 +12,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/id"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 )
 
 // errDraining ends streams when the server goes down.
@@ -58,7 +58,7 @@ func (a *API) rpcError(ctx context.Context, procedure string, err error) error {
 	}
 	p := a.problemOf(ctx, procedure, err)
 	out := connect.NewError(connect.Code(p.kind.Map().GRPC), errors.New(p.Message))
-	if d, derr := connect.NewErrorDetail(&casematev1.ErrorDetail{Kind: p.Code, Hint: p.Hint, Id: p.ID}); derr == nil {
+	if d, derr := connect.NewErrorDetail(&v1.ErrorDetail{Kind: p.Code, Hint: p.Hint, Id: p.ID}); derr == nil {
 		out.AddDetail(d)
 	}
 	out.Meta().Set(headerKind, p.Code)

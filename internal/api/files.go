@@ -9,7 +9,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -30,7 +30,7 @@ func (a *API) openFiles(ctx context.Context, id string) (*sandbox.Files, error) 
 	return a.cfg.Manager.Files(ctx, principalOf(ctx), id)
 }
 
-func answerFile(f sandbox.FileInfo, err error) (*casematev1.File, error) {
+func answerFile(f sandbox.FileInfo, err error) (*v1.File, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func answerFile(f sandbox.FileInfo, err error) (*casematev1.File, error) {
 }
 
 // StatFile implements FileServiceHandler.
-func (h *files) StatFile(ctx context.Context, req *casematev1.StatFileRequest) (*casematev1.File, error) {
+func (h *files) StatFile(ctx context.Context, req *v1.StatFileRequest) (*v1.File, error) {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (h *files) StatFile(ctx context.Context, req *casematev1.StatFileRequest) (
 }
 
 // ListFiles implements FileServiceHandler.
-func (h *files) ListFiles(ctx context.Context, req *casematev1.ListFilesRequest) (*casematev1.ListFilesResponse, error) {
+func (h *files) ListFiles(ctx context.Context, req *v1.ListFilesRequest) (*v1.ListFilesResponse, error) {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func (h *files) ListFiles(ctx context.Context, req *casematev1.ListFilesRequest)
 	if req.GetDepth() < 0 || req.GetDepth() > maxDepth {
 		return nil, errs.New(errs.InvalidArgument, "depth must lie between 1 and %d", maxDepth)
 	}
-	resp := &casematev1.ListFilesResponse{}
+	resp := &v1.ListFilesResponse{}
 	r := sandbox.ListRequest{PathRequest: pathRequest(req.GetUser(), req.GetPath()), Depth: max(1, int(req.GetDepth()))}
 	size := 0
 	err = fs.List(ctx, r, func(f sandbox.FileInfo) error {
@@ -75,7 +75,7 @@ func (h *files) ListFiles(ctx context.Context, req *casematev1.ListFilesRequest)
 }
 
 // MakeDirectory implements FileServiceHandler.
-func (h *files) MakeDirectory(ctx context.Context, req *casematev1.MakeDirectoryRequest) (*casematev1.File, error) {
+func (h *files) MakeDirectory(ctx context.Context, req *v1.MakeDirectoryRequest) (*v1.File, error) {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (h *files) MakeDirectory(ctx context.Context, req *casematev1.MakeDirectory
 }
 
 // MoveFile implements FileServiceHandler.
-func (h *files) MoveFile(ctx context.Context, req *casematev1.MoveFileRequest) (*casematev1.File, error) {
+func (h *files) MoveFile(ctx context.Context, req *v1.MoveFileRequest) (*v1.File, error) {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (h *files) MoveFile(ctx context.Context, req *casematev1.MoveFileRequest) (
 }
 
 // RemoveFile implements FileServiceHandler.
-func (h *files) RemoveFile(ctx context.Context, req *casematev1.RemoveFileRequest) (*casematev1.RemoveFileResponse, error) {
+func (h *files) RemoveFile(ctx context.Context, req *v1.RemoveFileRequest) (*v1.RemoveFileResponse, error) {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return nil, err
@@ -106,11 +106,11 @@ func (h *files) RemoveFile(ctx context.Context, req *casematev1.RemoveFileReques
 	if err := fs.Remove(ctx, r); err != nil {
 		return nil, err
 	}
-	return &casematev1.RemoveFileResponse{}, nil
+	return &v1.RemoveFileResponse{}, nil
 }
 
 // ChangeMode implements FileServiceHandler.
-func (h *files) ChangeMode(ctx context.Context, req *casematev1.ChangeModeRequest) (*casematev1.File, error) {
+func (h *files) ChangeMode(ctx context.Context, req *v1.ChangeModeRequest) (*v1.File, error) {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (h *files) ChangeMode(ctx context.Context, req *casematev1.ChangeModeReques
 }
 
 // ReadFile implements FileServiceHandler.
-func (h *files) ReadFile(ctx context.Context, req *casematev1.ReadFileRequest, stream *connect.ServerStream[casematev1.ReadFileResponse]) error {
+func (h *files) ReadFile(ctx context.Context, req *v1.ReadFileRequest, stream *connect.ServerStream[v1.ReadFileResponse]) error {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return err
@@ -140,10 +140,10 @@ func (h *files) ReadFile(ctx context.Context, req *casematev1.ReadFileRequest, s
 		return errs.New(errs.InvalidArgument, "offset and length can't be negative")
 	}
 	head := func(f sandbox.FileInfo) error {
-		return stream.Send(&casematev1.ReadFileResponse{File: fileMessage(f)})
+		return stream.Send(&v1.ReadFileResponse{File: fileMessage(f)})
 	}
 	_, err = fs.Read(ctx, r, head, writerFunc(func(b []byte) error {
-		return stream.Send(&casematev1.ReadFileResponse{Data: b})
+		return stream.Send(&v1.ReadFileResponse{Data: b})
 	}))
 	return err
 }
@@ -160,7 +160,7 @@ func (f writerFunc) Write(b []byte) (int, error) {
 }
 
 // WriteFile implements FileServiceHandler.
-func (h *files) WriteFile(ctx context.Context, stream *connect.ClientStream[casematev1.WriteFileRequest]) (*casematev1.File, error) {
+func (h *files) WriteFile(ctx context.Context, stream *connect.ClientStream[v1.WriteFileRequest]) (*v1.File, error) {
 	if !stream.Receive() {
 		if err := stream.Err(); err != nil {
 			return nil, err
@@ -184,7 +184,7 @@ func (h *files) WriteFile(ctx context.Context, stream *connect.ClientStream[case
 
 // messageReader reads the data of a stream of messages.
 type messageReader struct {
-	stream *connect.ClientStream[casematev1.WriteFileRequest]
+	stream *connect.ClientStream[v1.WriteFileRequest]
 	rest   []byte
 }
 
@@ -205,20 +205,20 @@ func (m *messageReader) Read(b []byte) (int, error) {
 }
 
 // WatchFiles implements FileServiceHandler.
-func (h *files) WatchFiles(ctx context.Context, req *casematev1.WatchFilesRequest, stream *connect.ServerStream[casematev1.WatchFilesResponse]) error {
+func (h *files) WatchFiles(ctx context.Context, req *v1.WatchFilesRequest, stream *connect.ServerStream[v1.WatchFilesResponse]) error {
 	fs, err := h.openFiles(ctx, req.GetSandbox())
 	if err != nil {
 		return err
 	}
-	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&casematev1.WatchFilesResponse{Op: "keep_alive"}) })
+	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&v1.WatchFilesResponse{Op: "keep_alive"}) })
 	defer b.stop()
-	send := func(m *casematev1.WatchFilesResponse) error {
+	send := func(m *v1.WatchFilesResponse) error {
 		return b.send(func() error { return stream.Send(m) })
 	}
 	r := sandbox.WatchRequest{PathRequest: pathRequest(req.GetUser(), req.GetPath()), Recursive: req.GetRecursive()}
 	err = fs.Watch(ctx, r,
-		func() error { return send(&casematev1.WatchFilesResponse{}) },
-		func(e sandbox.WatchEvent) error { return send(&casematev1.WatchFilesResponse{Op: e.Op, Path: e.Path}) })
+		func() error { return send(&v1.WatchFilesResponse{}) },
+		func(e sandbox.WatchEvent) error { return send(&v1.WatchFilesResponse{Op: e.Op, Path: e.Path}) })
 	return endOfFollow(ctx, err)
 }
 

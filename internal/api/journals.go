@@ -7,7 +7,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -23,7 +23,7 @@ const (
 )
 
 // ListEvents implements JournalServiceHandler.
-func (h *journals) ListEvents(ctx context.Context, req *casematev1.ListEventsRequest) (*casematev1.ListEventsResponse, error) {
+func (h *journals) ListEvents(ctx context.Context, req *v1.ListEventsRequest) (*v1.ListEventsResponse, error) {
 	limit := int(req.GetLimit())
 	switch {
 	case limit < 0:
@@ -37,7 +37,7 @@ func (h *journals) ListEvents(ctx context.Context, req *casematev1.ListEventsReq
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ListEventsResponse{Events: make([]*casematev1.Event, 0, len(events))}
+	resp := &v1.ListEventsResponse{Events: make([]*v1.Event, 0, len(events))}
 	for _, e := range events {
 		resp.Events = append(resp.Events, eventMessage(e))
 	}
@@ -45,8 +45,8 @@ func (h *journals) ListEvents(ctx context.Context, req *casematev1.ListEventsReq
 }
 
 // FollowEvents implements JournalServiceHandler.
-func (h *journals) FollowEvents(ctx context.Context, req *casematev1.FollowEventsRequest, stream *connect.ServerStream[casematev1.Event]) error {
-	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&casematev1.Event{}) })
+func (h *journals) FollowEvents(ctx context.Context, req *v1.FollowEventsRequest, stream *connect.ServerStream[v1.Event]) error {
+	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&v1.Event{}) })
 	defer b.stop()
 	err := h.cfg.Manager.FollowEvents(ctx, principalOf(ctx), req.GetSandbox(), req.GetAfter(), func(e journal.Event) error {
 		return b.send(func() error { return stream.Send(eventMessage(e)) })

@@ -15,7 +15,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/sandbox"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 )
 
 // The bounds of a long poll.
@@ -195,7 +195,7 @@ func (c *collected) Gap(g sandbox.Gap) error {
 
 // serveRun is the twin of ProcessService.Run: it starts a process and streams it to its end.
 func (a *API) serveRun(w http.ResponseWriter, r *http.Request) error {
-	req := &casematev1.RunRequest{}
+	req := &v1.RunRequest{}
 	if err := readMessage(w, r, req); err != nil {
 		return err
 	}
@@ -288,8 +288,8 @@ func (a *API) serveBuild(w http.ResponseWriter, r *http.Request) error {
 		Line     string  `json:"line,omitempty"`
 		Template *raw    `json:"template,omitempty"`
 	}
-	req := &casematev1.BuildTemplateRequest{Name: r.PathValue("name"), Force: force}
-	err = a.buildTemplate(r.Context(), req, func(m *casematev1.BuildProgress) error {
+	req := &v1.BuildTemplateRequest{Name: r.PathValue("name"), Force: force}
+	err = a.buildTemplate(r.Context(), req, func(m *v1.BuildProgress) error {
 		it := progress{Type: "progress", Step: m.GetStep(), Fraction: m.GetFraction(), Line: m.GetLine()}
 		if t := m.GetTemplate(); t != nil {
 			it.Type, it.Template = "built", &raw{t}

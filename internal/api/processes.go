@@ -7,7 +7,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -21,7 +21,7 @@ func errNoProcess() error {
 		WithHint(`it needs "process": {"argv": ["echo", "hello"]}`)
 }
 
-func answerProcess(p sandbox.Process, err error) (*casematev1.Process, error) {
+func answerProcess(p sandbox.Process, err error) (*v1.Process, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func answerProcess(p sandbox.Process, err error) (*casematev1.Process, error) {
 }
 
 // StartProcess implements ProcessServiceHandler.
-func (h *processes) StartProcess(ctx context.Context, req *casematev1.StartProcessRequest) (*casematev1.Process, error) {
+func (h *processes) StartProcess(ctx context.Context, req *v1.StartProcessRequest) (*v1.Process, error) {
 	if req.GetProcess() == nil {
 		return nil, errNoProcess()
 	}
@@ -41,7 +41,7 @@ func (h *processes) StartProcess(ctx context.Context, req *casematev1.StartProce
 }
 
 // Run implements ProcessServiceHandler.
-func (h *processes) Run(ctx context.Context, req *casematev1.RunRequest, stream *connect.ServerStream[casematev1.ProcessEvent]) error {
+func (h *processes) Run(ctx context.Context, req *v1.RunRequest, stream *connect.ServerStream[v1.ProcessEvent]) error {
 	if req.GetProcess() == nil {
 		return errNoProcess()
 	}
@@ -61,7 +61,7 @@ func (h *processes) Run(ctx context.Context, req *casematev1.RunRequest, stream 
 }
 
 // Execute implements ProcessServiceHandler.
-func (h *processes) Execute(ctx context.Context, req *casematev1.ExecuteRequest) (*casematev1.ExecuteResponse, error) {
+func (h *processes) Execute(ctx context.Context, req *v1.ExecuteRequest) (*v1.ExecuteResponse, error) {
 	if req.GetProcess() == nil {
 		return nil, errNoProcess()
 	}
@@ -74,7 +74,7 @@ func (h *processes) Execute(ctx context.Context, req *casematev1.ExecuteRequest)
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ExecuteResponse{Process: processMessage(r.Process), Stdout: r.Stdout, Stderr: r.Stderr}
+	resp := &v1.ExecuteResponse{Process: processMessage(r.Process), Stdout: r.Stdout, Stderr: r.Stderr}
 	for _, g := range r.Gaps {
 		resp.Gaps = append(resp.Gaps, gapMessage(g))
 	}
@@ -82,7 +82,7 @@ func (h *processes) Execute(ctx context.Context, req *casematev1.ExecuteRequest)
 }
 
 // Output implements ProcessServiceHandler.
-func (h *processes) Output(ctx context.Context, req *casematev1.OutputRequest, stream *connect.ServerStream[casematev1.ProcessEvent]) error {
+func (h *processes) Output(ctx context.Context, req *v1.OutputRequest, stream *connect.ServerStream[v1.ProcessEvent]) error {
 	sink := h.newEventSink(stream)
 	defer sink.beat.stop()
 	o := sandbox.OutputOptions{Offset: req.GetOffset(), Follow: req.GetFollow(), Hold: req.GetHold(), Limit: req.GetLimit()}
@@ -97,17 +97,17 @@ func (h *processes) Output(ctx context.Context, req *casematev1.OutputRequest, s
 }
 
 // GetProcess implements ProcessServiceHandler.
-func (h *processes) GetProcess(ctx context.Context, req *casematev1.GetProcessRequest) (*casematev1.Process, error) {
+func (h *processes) GetProcess(ctx context.Context, req *v1.GetProcessRequest) (*v1.Process, error) {
 	return answerProcess(h.cfg.Manager.GetProcess(ctx, principalOf(ctx), req.GetSandbox(), req.GetProcess()))
 }
 
 // ListProcesses implements ProcessServiceHandler.
-func (h *processes) ListProcesses(ctx context.Context, req *casematev1.ListProcessesRequest) (*casematev1.ListProcessesResponse, error) {
+func (h *processes) ListProcesses(ctx context.Context, req *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error) {
 	all, err := h.cfg.Manager.ListProcesses(ctx, principalOf(ctx), req.GetSandbox())
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ListProcessesResponse{Processes: make([]*casematev1.Process, 0, len(all))}
+	resp := &v1.ListProcessesResponse{Processes: make([]*v1.Process, 0, len(all))}
 	for _, p := range all {
 		resp.Processes = append(resp.Processes, processMessage(p))
 	}
@@ -115,7 +115,7 @@ func (h *processes) ListProcesses(ctx context.Context, req *casematev1.ListProce
 }
 
 // WaitProcess implements ProcessServiceHandler.
-func (h *processes) WaitProcess(ctx context.Context, req *casematev1.WaitProcessRequest) (*casematev1.Process, error) {
+func (h *processes) WaitProcess(ctx context.Context, req *v1.WaitProcessRequest) (*v1.Process, error) {
 	ctx, stop := h.whileServing(ctx) // a wait may have no end of its own
 	defer stop()
 	if t := req.GetTimeout(); t != nil {
@@ -127,7 +127,7 @@ func (h *processes) WaitProcess(ctx context.Context, req *casematev1.WaitProcess
 }
 
 // WriteInput implements ProcessServiceHandler.
-func (h *processes) WriteInput(ctx context.Context, req *casematev1.WriteInputRequest) (*casematev1.WriteInputResponse, error) {
+func (h *processes) WriteInput(ctx context.Context, req *v1.WriteInputRequest) (*v1.WriteInputResponse, error) {
 	offset := int64(-1)
 	if req.Offset != nil {
 		offset = req.GetOffset()
@@ -136,11 +136,11 @@ func (h *processes) WriteInput(ctx context.Context, req *casematev1.WriteInputRe
 	if err != nil {
 		return nil, err
 	}
-	return &casematev1.WriteInputResponse{Offset: taken}, nil
+	return &v1.WriteInputResponse{Offset: taken}, nil
 }
 
 // SignalProcess implements ProcessServiceHandler.
-func (h *processes) SignalProcess(ctx context.Context, req *casematev1.SignalProcessRequest) (*casematev1.SignalProcessResponse, error) {
+func (h *processes) SignalProcess(ctx context.Context, req *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error) {
 	sig, err := signalNumber(req.GetSignal())
 	if err != nil {
 		return nil, err
@@ -148,11 +148,11 @@ func (h *processes) SignalProcess(ctx context.Context, req *casematev1.SignalPro
 	if err := h.cfg.Manager.Signal(ctx, principalOf(ctx), req.GetSandbox(), req.GetProcess(), sig, req.GetTree()); err != nil {
 		return nil, err
 	}
-	return &casematev1.SignalProcessResponse{}, nil
+	return &v1.SignalProcessResponse{}, nil
 }
 
 // ResizeTerminal implements ProcessServiceHandler.
-func (h *processes) ResizeTerminal(ctx context.Context, req *casematev1.ResizeTerminalRequest) (*casematev1.ResizeTerminalResponse, error) {
+func (h *processes) ResizeTerminal(ctx context.Context, req *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error) {
 	rows, cols := terminalSize(req.GetTerminal())
 	if rows == 0 || cols == 0 {
 		return nil, errs.New(errs.InvalidArgument, "a terminal has at least one row and one column")
@@ -160,46 +160,46 @@ func (h *processes) ResizeTerminal(ctx context.Context, req *casematev1.ResizeTe
 	if err := h.cfg.Manager.Resize(ctx, principalOf(ctx), req.GetSandbox(), req.GetProcess(), rows, cols); err != nil {
 		return nil, err
 	}
-	return &casematev1.ResizeTerminalResponse{}, nil
+	return &v1.ResizeTerminalResponse{}, nil
 }
 
 // eventSink sends output as ProcessEvents. Connect marshals a message before Send returns, so data
 // need not be copied.
 type eventSink struct {
-	stream *connect.ServerStream[casematev1.ProcessEvent]
+	stream *connect.ServerStream[v1.ProcessEvent]
 	beat   *beat
 }
 
 var _ sandbox.RunSink = (*eventSink)(nil)
 
-func (a *API) newEventSink(stream *connect.ServerStream[casematev1.ProcessEvent]) *eventSink {
+func (a *API) newEventSink(stream *connect.ServerStream[v1.ProcessEvent]) *eventSink {
 	s := &eventSink{stream: stream}
 	s.beat = newBeat(a.cfg.KeepAlive, func() error {
-		return stream.Send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_KeepAlive{KeepAlive: &casematev1.KeepAlive{}}})
+		return stream.Send(&v1.ProcessEvent{Event: &v1.ProcessEvent_KeepAlive{KeepAlive: &v1.KeepAlive{}}})
 	})
 	return s
 }
 
-func (s *eventSink) send(e *casematev1.ProcessEvent) error {
+func (s *eventSink) send(e *v1.ProcessEvent) error {
 	return s.beat.send(func() error { return s.stream.Send(e) })
 }
 
 // Started implements sandbox.RunSink.
 func (s *eventSink) Started(p sandbox.Process) error {
-	return s.send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Started{Started: processMessage(p)}})
+	return s.send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Started{Started: processMessage(p)}})
 }
 
 // Output implements sandbox.OutputSink.
 func (s *eventSink) Output(stream sandbox.Stream, offset int64, data []byte) error {
-	out := &casematev1.Output{Stream: casematev1.Stream(stream), Offset: offset, Data: data}
-	return s.send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Output{Output: out}})
+	out := &v1.Output{Stream: v1.Stream(stream), Offset: offset, Data: data}
+	return s.send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Output{Output: out}})
 }
 
 // Gap implements sandbox.OutputSink.
 func (s *eventSink) Gap(g sandbox.Gap) error {
-	return s.send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Gap{Gap: gapMessage(g)}})
+	return s.send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Gap{Gap: gapMessage(g)}})
 }
 
 func (s *eventSink) ended(p sandbox.Process) error {
-	return s.send(&casematev1.ProcessEvent{Event: &casematev1.ProcessEvent_Ended{Ended: processMessage(p)}})
+	return s.send(&v1.ProcessEvent{Event: &v1.ProcessEvent_Ended{Ended: processMessage(p)}})
 }

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"casemate.dev/internal/errs"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -136,7 +136,7 @@ func (c restCodec) MarshalAppend(base []byte, m proto.Message) ([]byte, error) {
 	kind := errs.FromGRPC(int(s.GetCode()))
 	p := problem{Code: kind.String(), Message: s.GetMessage(), kind: kind}
 	for _, d := range s.GetDetails() {
-		detail := &casematev1.ErrorDetail{}
+		detail := &v1.ErrorDetail{}
 		if d.UnmarshalTo(detail) == nil {
 			p.Code, p.Hint, p.ID = detail.GetKind(), detail.GetHint(), detail.GetId()
 		}

@@ -7,7 +7,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -36,7 +36,7 @@ func checkIdempotencyKey(key string) (string, error) {
 }
 
 // answer turns what the Manager returns into what a handler returns.
-func answer(s sandbox.Sandbox, err error) (*casematev1.Sandbox, error) {
+func answer(s sandbox.Sandbox, err error) (*v1.Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func answer(s sandbox.Sandbox, err error) (*casematev1.Sandbox, error) {
 }
 
 // CreateSandbox implements SandboxServiceHandler.
-func (h *sandboxes) CreateSandbox(ctx context.Context, req *casematev1.CreateSandboxRequest) (*casematev1.Sandbox, error) {
+func (h *sandboxes) CreateSandbox(ctx context.Context, req *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
 	key, err := idempotencyKey(ctx)
 	if err != nil {
 		return nil, err
@@ -53,12 +53,12 @@ func (h *sandboxes) CreateSandbox(ctx context.Context, req *casematev1.CreateSan
 }
 
 // GetSandbox implements SandboxServiceHandler.
-func (h *sandboxes) GetSandbox(ctx context.Context, req *casematev1.GetSandboxRequest) (*casematev1.Sandbox, error) {
+func (h *sandboxes) GetSandbox(ctx context.Context, req *v1.GetSandboxRequest) (*v1.Sandbox, error) {
 	return answer(h.cfg.Manager.Get(ctx, principalOf(ctx), req.GetSandbox()))
 }
 
 // ListSandboxes implements SandboxServiceHandler.
-func (h *sandboxes) ListSandboxes(ctx context.Context, req *casematev1.ListSandboxesRequest) (*casematev1.ListSandboxesResponse, error) {
+func (h *sandboxes) ListSandboxes(ctx context.Context, req *v1.ListSandboxesRequest) (*v1.ListSandboxesResponse, error) {
 	labels, err := labelsOf(req.GetLabels(), req.GetLabel())
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (h *sandboxes) ListSandboxes(ctx context.Context, req *casematev1.ListSandb
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ListSandboxesResponse{NextPageToken: next, Sandboxes: make([]*casematev1.Sandbox, 0, len(page))}
+	resp := &v1.ListSandboxesResponse{NextPageToken: next, Sandboxes: make([]*v1.Sandbox, 0, len(page))}
 	for _, s := range page {
 		resp.Sandboxes = append(resp.Sandboxes, sandboxMessage(s))
 	}
@@ -79,7 +79,7 @@ func (h *sandboxes) ListSandboxes(ctx context.Context, req *casematev1.ListSandb
 }
 
 // UpdateSandbox implements SandboxServiceHandler.
-func (h *sandboxes) UpdateSandbox(ctx context.Context, req *casematev1.UpdateSandboxRequest) (*casematev1.Sandbox, error) {
+func (h *sandboxes) UpdateSandbox(ctx context.Context, req *v1.UpdateSandboxRequest) (*v1.Sandbox, error) {
 	var u sandbox.Update
 	if req.GetLabels() != nil {
 		labels := req.GetLabels().GetLabels()
@@ -101,27 +101,27 @@ func (h *sandboxes) UpdateSandbox(ctx context.Context, req *casematev1.UpdateSan
 }
 
 // DeleteSandbox implements SandboxServiceHandler.
-func (h *sandboxes) DeleteSandbox(ctx context.Context, req *casematev1.DeleteSandboxRequest) (*casematev1.Sandbox, error) {
+func (h *sandboxes) DeleteSandbox(ctx context.Context, req *v1.DeleteSandboxRequest) (*v1.Sandbox, error) {
 	return answer(h.cfg.Manager.Delete(ctx, principalOf(ctx), req.GetSandbox()))
 }
 
 // PauseSandbox implements SandboxServiceHandler.
-func (h *sandboxes) PauseSandbox(ctx context.Context, req *casematev1.PauseSandboxRequest) (*casematev1.Sandbox, error) {
+func (h *sandboxes) PauseSandbox(ctx context.Context, req *v1.PauseSandboxRequest) (*v1.Sandbox, error) {
 	return answer(h.cfg.Manager.Pause(ctx, principalOf(ctx), req.GetSandbox()))
 }
 
 // ResumeSandbox implements SandboxServiceHandler.
-func (h *sandboxes) ResumeSandbox(ctx context.Context, req *casematev1.ResumeSandboxRequest) (*casematev1.Sandbox, error) {
+func (h *sandboxes) ResumeSandbox(ctx context.Context, req *v1.ResumeSandboxRequest) (*v1.Sandbox, error) {
 	return answer(h.cfg.Manager.Resume(ctx, principalOf(ctx), req.GetSandbox()))
 }
 
 // GetUsage implements SandboxServiceHandler.
-func (h *sandboxes) GetUsage(ctx context.Context, req *casematev1.GetUsageRequest) (*casematev1.Usage, error) {
+func (h *sandboxes) GetUsage(ctx context.Context, req *v1.GetUsageRequest) (*v1.Usage, error) {
 	u, err := h.cfg.Manager.Usage(ctx, principalOf(ctx), req.GetSandbox())
 	if err != nil {
 		return nil, err
 	}
-	return &casematev1.Usage{
+	return &v1.Usage{
 		Cpu:             span(u.CPU),
 		MemoryBytes:     u.MemoryBytes,
 		MemoryPeakBytes: u.MemoryPeak,
@@ -132,14 +132,14 @@ func (h *sandboxes) GetUsage(ctx context.Context, req *casematev1.GetUsageReques
 }
 
 // ListChanges implements SandboxServiceHandler.
-func (h *sandboxes) ListChanges(ctx context.Context, req *casematev1.ListChangesRequest) (*casematev1.ListChangesResponse, error) {
+func (h *sandboxes) ListChanges(ctx context.Context, req *v1.ListChangesRequest) (*v1.ListChangesResponse, error) {
 	changes, err := h.cfg.Manager.Changes(ctx, principalOf(ctx), req.GetSandbox(), req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ListChangesResponse{Changes: make([]*casematev1.Change, 0, len(changes))}
+	resp := &v1.ListChangesResponse{Changes: make([]*v1.Change, 0, len(changes))}
 	for _, c := range changes {
-		resp.Changes = append(resp.Changes, &casematev1.Change{Op: c.Op, Path: c.Path, Type: c.Type, Size: c.Size, Mode: c.Mode})
+		resp.Changes = append(resp.Changes, &v1.Change{Op: c.Op, Path: c.Path, Type: c.Type, Size: c.Size, Mode: c.Mode})
 	}
 	return resp, nil
 }

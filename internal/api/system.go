@@ -10,7 +10,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/policy"
-	casematev1 "casemate.dev/proto/casemate/v1"
+	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -20,20 +20,20 @@ type system struct{ *API }
 var _ casematev1connect.SystemServiceHandler = (*system)(nil)
 
 // GetVersion implements SystemServiceHandler.
-func (h *system) GetVersion(context.Context, *casematev1.GetVersionRequest) (*casematev1.Version, error) {
-	return &casematev1.Version{
+func (h *system) GetVersion(context.Context, *v1.GetVersionRequest) (*v1.Version, error) {
+	return &v1.Version{
 		Version: h.cfg.Version, Go: runtime.Version(), Os: runtime.GOOS, Arch: runtime.GOARCH, ServerId: h.cfg.ServerID,
 	}, nil
 }
 
 // GetHost implements SystemServiceHandler.
-func (h *system) GetHost(ctx context.Context, _ *casematev1.GetHostRequest) (*casematev1.Host, error) {
+func (h *system) GetHost(ctx context.Context, _ *v1.GetHostRequest) (*v1.Host, error) {
 	backends := h.cfg.Manager.Capabilities(ctx)
-	resp := &casematev1.Host{Kernel: h.cfg.Kernel}
+	resp := &v1.Host{Kernel: h.cfg.Kernel}
 	for _, name := range slices.Sorted(maps.Keys(backends)) {
-		b := &casematev1.Backend{Name: name}
+		b := &v1.Backend{Name: name}
 		for _, c := range backends[name] {
-			b.Capabilities = append(b.Capabilities, &casematev1.Capability{
+			b.Capabilities = append(b.Capabilities, &v1.Capability{
 				Name: c.Name, Ok: c.OK, Required: c.Required, Detail: c.Detail, Remedy: c.Remedy,
 			})
 		}
@@ -43,12 +43,12 @@ func (h *system) GetHost(ctx context.Context, _ *casematev1.GetHostRequest) (*ca
 }
 
 // ListTemplates implements SystemServiceHandler.
-func (h *system) ListTemplates(ctx context.Context, _ *casematev1.ListTemplatesRequest) (*casematev1.ListTemplatesResponse, error) {
+func (h *system) ListTemplates(ctx context.Context, _ *v1.ListTemplatesRequest) (*v1.ListTemplatesResponse, error) {
 	all, err := h.cfg.Manager.Templates(ctx)
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ListTemplatesResponse{}
+	resp := &v1.ListTemplatesResponse{}
 	for _, t := range all {
 		resp.Templates = append(resp.Templates, templateMessage(t))
 	}
@@ -56,44 +56,44 @@ func (h *system) ListTemplates(ctx context.Context, _ *casematev1.ListTemplatesR
 }
 
 // BuildTemplate implements SystemServiceHandler.
-func (h *system) BuildTemplate(ctx context.Context, req *casematev1.BuildTemplateRequest, stream *connect.ServerStream[casematev1.BuildProgress]) error {
-	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&casematev1.BuildProgress{Fraction: -1}) })
+func (h *system) BuildTemplate(ctx context.Context, req *v1.BuildTemplateRequest, stream *connect.ServerStream[v1.BuildProgress]) error {
+	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&v1.BuildProgress{Fraction: -1}) })
 	defer b.stop()
-	return h.buildTemplate(ctx, req, func(m *casematev1.BuildProgress) error {
+	return h.buildTemplate(ctx, req, func(m *v1.BuildProgress) error {
 		return b.send(func() error { return stream.Send(m) })
 	})
 }
 
 // buildTemplate builds and sends what happens; the last message carries the template.
-func (a *API) buildTemplate(ctx context.Context, req *casematev1.BuildTemplateRequest, send func(*casematev1.BuildProgress) error) error {
+func (a *API) buildTemplate(ctx context.Context, req *v1.BuildTemplateRequest, send func(*v1.BuildProgress) error) error {
 	if a.cfg.BuildTemplate == nil {
 		return errs.New(errs.Unsupported, "this server builds no templates")
 	}
 	t, err := a.cfg.BuildTemplate(ctx, req.GetName(), req.GetForce(), func(step string, fraction float64, line string) {
-		_ = send(&casematev1.BuildProgress{Step: step, Fraction: fraction, Line: line}) // a reader who left shows in ctx
+		_ = send(&v1.BuildProgress{Step: step, Fraction: fraction, Line: line}) // a reader who left shows in ctx
 	})
 	if err != nil {
 		return err
 	}
-	return send(&casematev1.BuildProgress{Fraction: 1, Template: templateMessage(t)})
+	return send(&v1.BuildProgress{Fraction: 1, Template: templateMessage(t)})
 }
 
 // CreateKey implements SystemServiceHandler.
-func (h *system) CreateKey(ctx context.Context, req *casematev1.CreateKeyRequest) (*casematev1.CreateKeyResponse, error) {
+func (h *system) CreateKey(ctx context.Context, req *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error) {
 	k, secret, err := h.cfg.Keys.Create(ctx, policy.KeyOptions{Name: req.GetName(), Admin: req.GetAdmin(), E2B: req.GetE2B()})
 	if err != nil {
 		return nil, err
 	}
-	return &casematev1.CreateKeyResponse{Key: keyMessage(k), Secret: secret}, nil
+	return &v1.CreateKeyResponse{Key: keyMessage(k), Secret: secret}, nil
 }
 
 // ListKeys implements SystemServiceHandler.
-func (h *system) ListKeys(ctx context.Context, _ *casematev1.ListKeysRequest) (*casematev1.ListKeysResponse, error) {
+func (h *system) ListKeys(ctx context.Context, _ *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
 	all, err := h.cfg.Keys.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	resp := &casematev1.ListKeysResponse{}
+	resp := &v1.ListKeysResponse{}
 	for _, k := range all {
 		resp.Keys = append(resp.Keys, keyMessage(k))
 	}
@@ -101,7 +101,7 @@ func (h *system) ListKeys(ctx context.Context, _ *casematev1.ListKeysRequest) (*
 }
 
 // RevokeKey implements SystemServiceHandler.
-func (h *system) RevokeKey(ctx context.Context, req *casematev1.RevokeKeyRequest) (*casematev1.Key, error) {
+func (h *system) RevokeKey(ctx context.Context, req *v1.RevokeKeyRequest) (*v1.Key, error) {
 	k, err := h.cfg.Keys.Revoke(ctx, req.GetKey())
 	if err != nil {
 		return nil, err
