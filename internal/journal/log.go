@@ -86,10 +86,7 @@ func (l *Log) Post(e Event, with ...store.Write) Event {
 // for survives the death of this process from here on, where that is possible: not while an earlier
 // event of the sandbox still waits for the database, since a kill would then leave a hole.
 func (l *Log) enqueue(e, instead Event, waited bool, with []store.Write) Pending {
-	facts, err := json.Marshal(e.Facts)
-	if err != nil {
-		return failed(e, fmt.Errorf("encode facts: %w", err))
-	}
+	facts := encode(e.Facts)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, err := l.headLocked(e.Sandbox)
@@ -149,10 +146,23 @@ func row(e Event, facts []byte) store.Event {
 	}
 }
 
-// add writes an event whose facts were marshalled by With before, and so can't fail.
-func add(e Event) store.Write {
-	facts, _ := json.Marshal(e.Facts)
-	return store.AddEvent(row(e, facts))
+// add is the write of an event alone.
+func add(e Event) store.Write { return store.AddEvent(row(e, encode(e.Facts))) }
+
+// encode joins facts, which With has marshalled, without looking at each again.
+func encode(facts map[Observer]json.RawMessage) []byte {
+	b := []byte{'{'}
+	for _, o := range []Observer{Guest, Kernel, Server} {
+		if len(facts[o]) == 0 {
+			continue
+		}
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = append(append(append(b, '"'), o...), '"', ':')
+		b = append(b, facts[o]...)
+	}
+	return append(b, '}')
 }
 
 // headLocked returns a sandbox's newest end, and reads its counter where it is not in memory.
