@@ -30,6 +30,9 @@ type Spawner interface {
 // limit must leave room for it.
 const DefaultOutput = 16 << 20
 
+// headroom is what the guest needs beside output and its garbage.
+const headroom = 8 << 20
+
 // Config is what a guest needs to serve.
 type Config struct {
 	Spawner Spawner
@@ -52,6 +55,7 @@ type Guest struct {
 	chunks    chunks
 	book      account.Book
 	workers   *workers
+	memory    *memory
 	null      *os.File
 
 	// mu guards the fields below.
@@ -94,6 +98,7 @@ func Serve(ctx context.Context, l net.Listener, cfg Config) error {
 	}
 	g.reaper = newReaper(g.processes.orphaned)
 	g.workers = newWorkers(g)
+	g.memory = newMemory(2*orDefault(cfg.Output, DefaultOutput) + headroom)
 	go g.reaper.run()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -124,8 +129,10 @@ func (g *Guest) accept(ctx context.Context, l net.Listener) error {
 			time.Sleep(acceptPause)
 			continue
 		}
+		g.memory.begin()
 		go func() {
 			defer func() { <-slots }()
+			defer g.memory.end()
 			g.answer(c)
 		}()
 	}

@@ -861,3 +861,43 @@ func TestSync(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestIdleMemory has a guest work and then rest: what it holds by itself is what every idle sandbox
+// costs.
+func TestIdleMemory(t *testing.T) {
+	c, pid := startPID(t, setup{})
+	r := &runner{t: t, Client: c}
+	for range 50 {
+		r.sh("head -c 3000000 /dev/zero")
+	}
+	list, err := r.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range list {
+		if err := r.Forget(t.Context(), p.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Eventually(t, 15*time.Second, "memory below 4 MB", func() bool {
+		kb := anonymousKB(t, pid)
+		t.Log(kb, "KB")
+		return kb < 4<<10
+	})
+}
+
+func anonymousKB(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0
+	for line := range strings.SplitSeq(string(b), "\n") {
+		var kb int
+		if n, _ := fmt.Sscanf(line, "Pss_Anon: %d kB", &kb); n == 1 {
+			sum += kb
+		}
+	}
+	return sum
+}
