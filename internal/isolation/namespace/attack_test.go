@@ -351,7 +351,7 @@ func TestMountinfoShowsNoHostPath(t *testing.T) {
 func TestLayersAreInert(t *testing.T) {
 	h := newHost(t)
 	spec := newSpec(t, isolation.Standard)
-	b := &builder{ctx: t.Context(), spec: spec}
+	b := &builder{spec: spec}
 	defer b.close()
 	if _, err := b.overlay(spec.Root.Lowers, nil, spec.Root.Upper, spec.Root.Work); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/linux/cgroup"
@@ -55,19 +57,20 @@ type Config struct {
 
 // Backend starts sandboxes in namespaces of their own. Methods are safe for concurrent use.
 type Backend struct {
-	cfg     Config
-	boot    string
-	own     map[string]string // this process's namespaces
-	env     []string
-	null    *os.File
-	program *program
-	ids     *idPool
-	groups  *cgroup.Hierarchy // nil where the host has none
-	trees   *trees
-	probes  *probe.Set
-	cpus    []int // that this server may use
-	abi     int   // of Landlock
-	spares  spares
+	cfg      Config
+	boot     string
+	own      map[string]string // this process's namespaces
+	env      []string
+	null     *os.File
+	program  *program
+	ids      *idPool
+	groups   *cgroup.Hierarchy // nil where the host has none
+	trees    *trees
+	probes   *probe.Set
+	cpus     []int  // that this server may use
+	abi      int    // of Landlock
+	maxFiles uint64 // that this server, and so a guest, may have open
+	spares   spares
 
 	closing  sync.Once
 	closeErr error
@@ -139,6 +142,11 @@ func (b *Backend) open() (err error) {
 	if b.own, err = readNamespaces(os.Getpid()); err != nil {
 		return err
 	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return os.NewSyscallError("getrlimit", err)
+	}
+	b.maxFiles = files.Max
 	if b.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return err
 	}

@@ -277,9 +277,6 @@ func (x *box) shAs(user, script string) string {
 	return strings.TrimSpace(r.out + r.err)
 }
 
-// pid returns the host pid of PID 1.
-func (x *box) pid() int { return x.inst.proc.PID() }
-
 func recordOf(t *testing.T, i isolation.Instance) record {
 	t.Helper()
 	var r record

@@ -67,7 +67,6 @@ func checkPlan(s isolation.Spec) error {
 
 // builder turns a Plan into a launch and the files that go with it.
 type builder struct {
-	ctx    context.Context
 	spec   isolation.Spec
 	first  uint32   // of the sandbox's id range
 	userNS *os.File // maps the range
@@ -97,7 +96,7 @@ func (b *builder) close() {
 }
 
 // root adds the root overlay, the binds and the workspaces.
-func (b *builder) root() error {
+func (b *builder) root(ctx context.Context) error {
 	r := b.spec.Root
 	var err error
 	if b.launch.Root, err = b.overlay(r.Lowers, b.userNS, r.Upper, r.Work); err != nil {
@@ -116,7 +115,7 @@ func (b *builder) root() error {
 		return err
 	}
 	for _, w := range r.Workspaces {
-		if err := b.workspace(w, uid, gid); err != nil {
+		if err := b.workspace(ctx, w, uid, gid); err != nil {
 			return err
 		}
 	}
@@ -260,12 +259,12 @@ func isEmpty(dir string) (bool, error) {
 // workspace adds an overlay over a directory of the host. The id map shows its owner as the sandbox's
 // default user, and nobody else: files of others have no owner inside and can be neither changed nor,
 // unless everybody may, read.
-func (b *builder) workspace(w rootfs.Workspace, uid, gid uint32) error {
+func (b *builder) workspace(ctx context.Context, w rootfs.Workspace, uid, gid uint32) error {
 	var st unix.Stat_t
 	if err := unix.Stat(w.Source, &st); err != nil {
 		return errs.Wrap(err, errs.NotFound, "the workspace's directory is not there")
 	}
-	ns, err := userns.New(b.ctx,
+	ns, err := userns.New(ctx,
 		[]userns.Range{{Inside: uint32(w.OwnerUID), Outside: b.first + uid, Count: 1}},
 		[]userns.Range{{Inside: uint32(w.OwnerGID), Outside: b.first + gid, Count: 1}})
 	if err != nil {

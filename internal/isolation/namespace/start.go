@@ -24,8 +24,8 @@ const launchTimeout = 10 * time.Second
 // shmShare is the part of the memory limit that /dev/shm may hold. Its pages count as memory anyway.
 const shmShare = 2
 
-// guestFiles is how many descriptors the guest itself may have open: a few for each process that it
-// looks after.
+// guestFiles is how many descriptors the guest itself may have open at least, where the server may
+// have as many: a few for each process that it looks after.
 const guestFiles = 16384
 
 func groupLimits(l isolation.Limits) cgroup.Limits {
@@ -91,9 +91,9 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("limited"); err != nil {
 		return nil, err
 	}
-	build := &builder{ctx: ctx, spec: s, first: g.first, userNS: g.userNS, trees: b.trees}
+	build := &builder{spec: s, first: g.first, userNS: g.userNS, trees: b.trees}
 	defer build.close()
-	if err := b.build(build, g, wall, cpus); err != nil {
+	if err := b.build(ctx, build, g, wall, cpus); err != nil {
 		return nil, err
 	}
 	if err := b.failpoint("built"); err != nil {
@@ -126,18 +126,21 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 }
 
 // build fills in the launch.
-func (b *Backend) build(build *builder, g *guest, wall wallPlan, cpus []int) error {
+func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wallPlan, cpus []int) error {
 	s := build.spec
 	build.launch = guestwire.Launch{
 		Profile:  string(s.Profile),
 		Suid:     s.Profile == isolation.Standard,
 		ShmBytes: s.Limits.MemoryBytes / shmShare,
 		Walls:    wall.walls,
-		Rlimits:  []guestwire.Rlimit{{Resource: unix.RLIMIT_CORE, Max: 0}},
+		Rlimits: []guestwire.Rlimit{
+			{Resource: unix.RLIMIT_CORE, Max: 0},
+			{Resource: unix.RLIMIT_NOFILE, Max: min(b.maxFiles, max(guestFiles, uint64(s.Limits.OpenFiles)))},
+		},
 		Hostname: "sandbox",
 		Env:      s.Root.Env, User: s.Root.User, Dir: s.Root.Dir,
 	}
-	if err := build.root(); err != nil {
+	if err := build.root(ctx); err != nil {
 		return err
 	}
 	visible := cpus

@@ -152,7 +152,7 @@ func Flags(fd int) (int64, error) {
 	for {
 		err := unix.Fstatfs(fd, &st)
 		if err == nil {
-			return int64(st.Flags), nil
+			return st.Flags, nil
 		}
 		if !errors.Is(err, unix.EINTR) {
 			return 0, os.NewSyscallError("fstatfs", err)

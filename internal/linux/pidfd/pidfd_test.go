@@ -21,7 +21,7 @@ func child(t *testing.T, argv ...string) *Handle {
 		t.Fatal(err)
 	}
 	fd := -1
-	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{Sys: &syscall.SysProcAttr{PidFD: &fd}}) //nolint:forbidigo // os/exec would wait for it
+	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{Sys: &syscall.SysProcAttr{PidFD: &fd}})
 	if err != nil {
 		t.Fatal(err)
 	}

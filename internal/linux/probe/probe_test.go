@@ -77,7 +77,7 @@ func TestOlder(t *testing.T) {
 }
 
 func TestCoveredProc(t *testing.T) {
-	const plain = "20 1 0:19 / /proc rw - proc proc rw\n"
+	const plain = "20 1 0:19 / /proc rw - proc none rw\n"
 	for info, want := range map[string]string{
 		plain: "",
 		plain + "21 20 0:20 / /proc/sys/fs/binfmt_misc rw - binfmt_misc none rw\n": "",

@@ -35,7 +35,7 @@ func New(ctx context.Context, uids, gids []Range) (*os.File, error) {
 	// The tracer is a thread, not a process: all calls must come from this one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{"userns"}, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"userns"}, &syscall.ProcAttr{ //nolint:forbidigo // it never runs: killed at its exec
 		Env: []string{},
 		Sys: &syscall.SysProcAttr{
 			Ptrace:      true,
