@@ -197,6 +197,20 @@ func TestRunGivesUp(t *testing.T) {
 	}
 }
 
+// TestRunWithoutAServerFailsAtOnce: a server that never was there is not one that restarts.
+func TestRunWithoutAServerFailsAtOnce(t *testing.T) {
+	c, err := New("unix://"+filepath.Join(t.TempDir(), "none.sock"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a retry would last 30 s
+	defer cancel()
+	_, err = c.Processes.Run(ctx, "box", &ProcessSpec{}, RunOptions{})
+	if KindOf(err) != Unavailable {
+		t.Errorf("Run = %v (%s), want unavailable", err, KindOf(err))
+	}
+}
+
 func TestErrorCarriesKindAndHint(t *testing.T) {
 	rpcErr := connect.NewError(connect.CodeAborted, errors.New("same key, other body"))
 	d, err := connect.NewErrorDetail(&v1.ErrorDetail{Kind: "conflict", Hint: "use another key", Id: "err_1"})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 
 	"connectrpc.com/connect"
 
@@ -102,10 +103,14 @@ func (c *conn) transportError(err error) error {
 			return &Error{Kind: kindOfCode(code), Message: ce.Message(), Err: err}
 		}
 	}
+	hint := "start one with `casemate up`, or set CASEMATE_URL to one that runs"
+	if errors.Is(err, os.ErrPermission) {
+		hint = "only root and the server's user may use its socket: become root, or set CASEMATE_URL and CASEMATE_API_KEY"
+	}
 	return &Error{
 		Kind:    Unavailable,
 		Message: fmt.Sprintf("cannot reach the server at %s: %s", c.name, cause(err)),
-		Hint:    "start one with `casemate up`, or set CASEMATE_URL to one that runs",
+		Hint:    hint,
 		Err:     err,
 	}
 }

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 )
 
@@ -12,6 +13,9 @@ type retry struct {
 	window time.Duration
 	last   time.Time
 	pause  time.Duration
+	// reached says that the server was there before. Without that, a server that can't be dialled is
+	// not one that restarts: waiting would only hide it.
+	reached bool
 }
 
 const (
@@ -24,7 +28,7 @@ func newRetry(window time.Duration) *retry {
 }
 
 // progress notes that something came.
-func (r *retry) progress() { r.last, r.pause = time.Now(), firstPause }
+func (r *retry) progress() { r.last, r.pause, r.reached = time.Now(), firstPause, true }
 
 // worth reports whether to try again after err, and waits before it says yes.
 func (r *retry) worth(ctx context.Context, err error) bool {
@@ -32,7 +36,7 @@ func (r *retry) worth(ctx context.Context, err error) bool {
 	if errors.As(err, &own) || KindOf(err) != Unavailable || ctx.Err() != nil {
 		return false
 	}
-	if time.Since(r.last) > r.window {
+	if time.Since(r.last) > r.window || (!r.reached && undialled(err)) {
 		return false
 	}
 	t := time.NewTimer(r.pause)
@@ -44,4 +48,10 @@ func (r *retry) worth(ctx context.Context, err error) bool {
 	case <-t.C:
 		return true
 	}
+}
+
+// undialled reports whether err arose before a connection stood.
+func undialled(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
 }

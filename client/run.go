@@ -43,6 +43,7 @@ func (p *Processes) Run(ctx context.Context, sandbox string, spec *ProcessSpec, 
 	}
 	spec.Stdin = spec.GetStdin() || (o.Stdin != nil && spec.GetTerminal() == nil)
 	spec.Hold = spec.GetHold() || o.Hold
+	o.Hold = spec.GetHold()
 	f := &follower{p: p, sandbox: sandbox, process: spec.GetId(), spec: spec, o: o}
 	return f.run(ctx)
 }
@@ -217,6 +218,7 @@ func (f *follower) pump(ctx context.Context) {
 // write hands one piece of input over, again after a broken connection where its place is known.
 func (f *follower) write(ctx context.Context, offset int64, data []byte, eof bool) (int64, bool) {
 	again := newRetry(f.p.conn.retry)
+	again.progress() // the process is known, so the server was there
 	for {
 		next, err := f.p.WriteInput(ctx, f.sandbox, f.process, offset, data, eof)
 		if err == nil {

@@ -138,7 +138,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, "/v1/"):
 		a.rest.ServeHTTP(w, a.identify(w, r))
 	case strings.HasPrefix(path, "/-/"):
-		a.serveOwn(w, a.identify(w, r))
+		a.serveOwn(w, r)
 	case strings.HasPrefix(path, "/"+grpcreflect.ReflectV1ServiceName+"/"):
 		a.serveReflection(w, a.identify(w, r))
 	default:

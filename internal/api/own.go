@@ -58,7 +58,7 @@ func (a *API) serveOwn(w http.ResponseWriter, r *http.Request) {
 		}
 		_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 	case "/-/metrics":
-		if err := a.writeMetrics(w, r); err != nil {
+		if err := a.writeMetrics(w, a.identify(w, r)); err != nil {
 			a.writeError(w, r, err)
 		}
 	default:
