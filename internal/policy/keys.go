@@ -89,15 +89,23 @@ func (k *Keys) Create(_ context.Context, o KeyOptions) (Key, string, error) {
 		return Key{}, "", err
 	}
 	secret := newSecret(o.E2B)
+	key, err := k.add(o, secret)
+	if err != nil {
+		return Key{}, "", err
+	}
+	return key, secret, nil
+}
+
+func (k *Keys) add(o KeyOptions, secret string) (Key, error) {
 	hash := sha256.Sum256([]byte(secret))
 	key := Key{ID: id.New(id.Key), Name: o.Name, Admin: o.Admin, CreatedAt: k.clock.Now().UTC()}
 	err := k.db.Write(store.AddAPIKey(store.APIKey{
 		ID: key.ID, Name: key.Name, Hash: hash[:], Admin: key.Admin, Created: key.CreatedAt.UnixNano(),
 	}))
 	if err != nil {
-		return Key{}, "", fmt.Errorf("store key: %w", err)
+		return Key{}, fmt.Errorf("store key: %w", err)
 	}
-	return key, secret, nil
+	return key, nil
 }
 
 func checkName(name string) error {
@@ -212,13 +220,13 @@ func (k *Keys) First(ctx context.Context, dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("make keys directory: %w", err)
 	}
-	_, secret, err := k.Create(ctx, KeyOptions{Name: "first", Admin: true})
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, FirstKeyFile)
+	// The file first: a key without it would be a first key that nobody knows, and no other follows.
+	path, secret := filepath.Join(dir, FirstKeyFile), newSecret(false)
 	if err := writeSecret(path, secret); err != nil {
 		return "", fmt.Errorf("write first key: %w", err)
+	}
+	if _, err := k.add(KeyOptions{Name: "first", Admin: true}, secret); err != nil {
+		return "", err
 	}
 	return path, nil
 }

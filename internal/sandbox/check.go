@@ -102,7 +102,7 @@ func (m *Manager) checkRights(p Principal, s Spec) error {
 }
 
 func withinParent(child, parent Limits) error {
-	over := ""
+	var over string
 	switch {
 	case child.MemoryBytes > parent.MemoryBytes:
 		over = "memory"
@@ -155,33 +155,33 @@ func (m *Manager) checkSource(source string) (string, error) {
 	if !filepath.IsAbs(source) {
 		return "", invalid("workspace %s is not an absolute path", quote(source)).WithHint("write it from / on")
 	}
-	real, err := filepath.EvalSymlinks(source)
+	resolved, err := filepath.EvalSymlinks(source)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", errs.Wrap(err, errs.InvalidArgument, "workspace %s does not exist", quote(source))
 	}
 	if err != nil {
 		return "", errs.Wrap(err, errs.InvalidArgument, "workspace %s can't be used", quote(source))
 	}
-	info, err := os.Stat(real)
+	info, err := os.Stat(resolved)
 	if err != nil || !info.IsDir() {
 		return "", errs.Wrap(err, errs.InvalidArgument, "workspace %s is no directory", quote(source))
 	}
 	for _, system := range []string{"/proc", "/sys", "/dev"} {
-		if inside(real, system) {
+		if inside(resolved, system) {
 			return "", invalid("workspace %s belongs to the kernel", quote(source))
 		}
 	}
-	if real == "/" {
+	if resolved == "/" {
 		return "", invalid("workspace / would show the whole host").WithHint("name the directory that the task needs")
 	}
 	for _, own := range m.cfg.HostPaths {
-		if resolved, err := filepath.EvalSymlinks(own); err == nil {
-			own = resolved
+		if linked, err := filepath.EvalSymlinks(own); err == nil {
+			own = linked
 		}
-		if inside(real, own) || inside(own, real) {
+		if inside(resolved, own) || inside(own, resolved) {
 			return "", invalid("workspace %s holds data of the server itself", quote(source)).
 				WithHint("name a directory that neither holds the server's data directory nor lies in it")
 		}
 	}
-	return real, nil
+	return resolved, nil
 }

@@ -62,8 +62,7 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 	if _, err := stopping.Wait(); err != nil {
 		m.log.Error("cannot record that a sandbox stops", "sandbox", b.id, "error", err)
 	}
-	m.endChildren(b)
-	if !m.destroy(b) {
+	if !m.endChildren(b) || !m.destroy(b) {
 		return // it stays stopping, for the next server
 	}
 	m.endProcesses(b)
@@ -86,8 +85,9 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 	close(b.ended)
 }
 
-// endChildren ends the children first, so that none outlives its parent.
-func (m *Manager) endChildren(b *box) {
+// endChildren ends the children first, so that none outlives its parent. It reports false where the
+// server went down before.
+func (m *Manager) endChildren(b *box) bool {
 	b.mu.Lock()
 	children := make([]*box, 0, len(b.children))
 	for _, c := range b.children {
@@ -98,8 +98,13 @@ func (m *Manager) endChildren(b *box) {
 		m.beginEnd(c, EndParent, "sandbox "+b.id+" ended")
 	}
 	for _, c := range children {
-		<-c.ended
+		select {
+		case <-c.ended:
+		case <-m.ctx.Done():
+			return false
+		}
 	}
+	return true
 }
 
 // destroy takes the instance down, and does not give up: a sandbox that could not be destroyed may

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strconv"
 
@@ -122,7 +123,7 @@ func (f *Files) List(ctx context.Context, r ListRequest, each func(FileInfo) err
 func drain[T any](stream *guestwire.EventStream[T], each func(T) error) error {
 	for {
 		v, err := stream.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err == nil {

@@ -32,7 +32,6 @@ type fakeRoots struct {
 	mu     sync.Mutex
 	held   map[string]bool
 	fail   error // of Plan
-	delay  func()
 	listed int
 }
 

@@ -125,6 +125,12 @@ const purgeEvery = time.Hour
 
 // purgeKeys drops the keys that are past their time, now and every hour.
 func (m *Manager) purgeKeys() {
+	m.mu.Lock()
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		return
+	}
 	err := m.db.Write(store.ForgetAnsweredBefore(m.clock.Now().Add(-m.cfg.Defaults.Retain).UnixNano()))
 	if err != nil {
 		m.log.Warn("cannot drop old idempotency keys", "error", err)

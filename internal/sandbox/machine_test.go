@@ -86,8 +86,8 @@ func (m *machine) create(r *rapid.T) {
 		spec.Idle = b.idle
 	}
 	p := alice
-	if parent := (*model)(nil); len(m.boxes) > 0 && rapid.Bool().Draw(r, "child") {
-		parent = m.any(r)
+	if len(m.boxes) > 0 && rapid.Bool().Draw(r, "child") {
+		parent := m.any(r)
 		p = Principal{ID: "sandbox:" + parent.id, Sandbox: parent.id}
 		if parent.state != Running {
 			_, err := m.s.Create(context.Background(), p, spec, CreateOptions{})

@@ -19,7 +19,7 @@ import (
 // Manager owns every sandbox of a server. It is the only one that changes a sandbox's state, and
 // every change passes through the journal. Its methods are safe for concurrent use.
 //
-// Lock order: a parent's box.mu, box.mu, Manager.mu.
+// Lock order: the mu of a parent's box, of its child's, of the Manager.
 type Manager struct {
 	cfg     Config
 	db      *store.DB
@@ -28,7 +28,7 @@ type Manager struct {
 	log     *slog.Logger
 
 	// ctx ends with Close; what follows sandboxes in the background depends on it and is in wg.
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // the life of the Manager, not of a call
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 

@@ -64,7 +64,7 @@ func (m *Manager) output(ctx context.Context, pr *proc, o OutputOptions, sink Ou
 func pump(stream *guestwire.OutputStream, sink OutputSink) error {
 	for {
 		item, err := stream.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

@@ -170,6 +170,9 @@ type Query struct {
 	PageToken string
 }
 
+// nobody owns no sandbox.
+const nobody = "\x00"
+
 const (
 	defaultPage = 100
 	maxPage     = 1000
@@ -267,8 +270,15 @@ func (m *Manager) listQuery(p Principal, q Query) (store.SandboxQuery, error) {
 		}
 		sq.States = append(sq.States, string(s))
 	}
-	if !p.admin() && p.Sandbox == "" {
-		sq.Owner = or(p.ID, "\x00") // nobody owns nothing
+	switch {
+	case p.Sandbox != "":
+		// Its descendants belong to whom it belongs to; which of them they are, sees tells.
+		sq.Owner = nobody
+		if b := m.find(p.Sandbox); b != nil {
+			sq.Owner = b.owner
+		}
+	case !p.Admin:
+		sq.Owner = or(p.ID, nobody)
 	}
 	return sq, c.err
 }

@@ -186,9 +186,13 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		}
 	}
 	var running []*proc
-	for _, info := range infos {
+	old := len(infos) - keepEnded // these, if they have ended, need no entry: they come first
+	for i, info := range infos {
 		known, isOpen := open[info.ID]
 		delete(open, info.ID)
+		if i < old && info.End != guestwire.EndNone && !isOpen {
+			continue
+		}
 		pr := m.restore(ctx, b, info, known, isOpen)
 		switch {
 		case pr == nil:

@@ -191,8 +191,8 @@ func envName(s string) bool {
 }
 
 func processID(s string) bool {
-	any := plus(letterOrNum, "-_")
-	return shaped(s, 64, any, any, any)
+	all := plus(letterOrNum, "-_")
+	return shaped(s, 64, all, all, all)
 }
 
 // userName follows useradd(8), which allows a dollar sign at the end.

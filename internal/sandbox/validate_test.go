@@ -103,7 +103,7 @@ func TestSpecsThatAreTaken(t *testing.T) {
 	for name, spec := range map[string]Spec{
 		"all": {
 			Template: "base", Profile: Standard, Name: "a-1", Labels: map[string]string{"example.com/x": "ü"},
-			Env: map[string]string{"_A1": "line\nline"}, User: "1000", Dir: "/x", Lifetime: time.Second, Idle: time.Hour,
+			Env: map[string]string{"_A1": "two\nlines"}, User: "1000", Dir: "/x", Lifetime: time.Second, Idle: time.Hour,
 			Limits: Limits{MemoryBytes: 64 << 20, CPUs: 1.5, Pids: 8, OpenFiles: 64, DiskBytes: 16 << 20, Inodes: 1000},
 		},
 		"none":        {Lifetime: -1},

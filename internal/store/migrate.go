@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -98,8 +99,8 @@ func one(conn driver.Conn, query string) ([]driver.Value, error) {
 	defer func() { _ = rows.Close() }()
 	row := make([]driver.Value, len(rows.Columns()))
 	if err := rows.Next(row); err != nil {
-		if err == io.EOF {
-			err = fmt.Errorf("no row")
+		if errors.Is(err, io.EOF) {
+			err = errors.New("no row")
 		}
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func (s *statements) get(ctx context.Context, pool *sql.DB, query string) (*sql.
 	if st, ok := s.text[query]; ok {
 		return st, nil
 	}
-	st, err := pool.PrepareContext(ctx, query)
+	st, err := pool.PrepareContext(ctx, query) //nolint:sqlclosecheck // closed by statements.close
 	if err != nil {
 		return nil, fmt.Errorf("prepare %q: %w", query, err)
 	}
@@ -46,7 +46,7 @@ func (s *statements) close() error {
 // each calls scan for every row of a query. query is a constant of this package or one of few texts
 // built from constants, since it stays prepared.
 func (db *DB) each(ctx context.Context, query string, args []any, scan func(scanner) error) error {
-	st, err := db.stmts.get(ctx, db.pool, query)
+	st, err := db.stmts.get(ctx, db.pool, query) //nolint:sqlclosecheck // kept prepared
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 // database holds all of it.
 //
 //	frame   length of the body (4 bytes, little endian), CRC-32C of it (4), body
-//	body    records, each: kind (1 byte), fields (integers as varints, texts as length and bytes)
+//	record  kind (1 byte), fields (integers as varints, texts as length and bytes); a body is records
 const (
 	spoolName = "spool"
 	// spoolKeep is how long the file may be when it is left alone, and spoolMax from where on changes
