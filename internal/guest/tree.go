@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,16 +44,41 @@ func newTree(s spawn.Scope) (tree, error) {
 	}
 	switch {
 	case role["kill"] != nil && role["dir"] != nil:
-		return &scopeV2{files: s.Files, killFile: role["kill"], dir: role["dir"]}, nil
+		return &scopeV2{kept: kept{files: s.Files}, killFile: role["kill"], dir: role["dir"]}, nil
 	case role["procs"] != nil && role["freezer"] != nil:
-		return &scopeV1{files: s.Files, procs: role["procs"], freezer: role["freezer"]}, nil
+		return &scopeV1{kept: kept{files: s.Files}, procs: role["procs"], freezer: role["freezer"]}, nil
 	}
 	return nil, fmt.Errorf("scope of unknown layout %q", s.Layout)
 }
 
+// kept are a scope's files. A descriptor's number is used only while they are open: afterwards it may
+// be another file's.
+type kept struct {
+	// mu guards the fields below, and is held for reading while a number is in use.
+	mu    sync.RWMutex
+	files []*os.File
+}
+
+func (k *kept) close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	closeFiles(k.files)
+	k.files = nil
+}
+
+// with calls f with the descriptor of one of the files.
+func (k *kept) with(file *os.File, f func(fd int) (*os.File, error)) (*os.File, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.files == nil {
+		return nil, os.ErrClosed
+	}
+	return f(int(file.Fd()))
+}
+
 // scopeV1 is a freezer control group of version 1.
 type scopeV1 struct {
-	files          []*os.File
+	kept
 	procs, freezer *os.File
 }
 
@@ -60,7 +86,9 @@ type scopeV1 struct {
 // to a second, what it said first (kernel/cgroup/cgroup-v1.c, CGROUP_PIDLIST_DESTROY_DELAY). The
 // link is the guest's own descriptor of a single file, so it leads nowhere else.
 func (s *scopeV1) pids() ([]int, error) {
-	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(int(s.procs.Fd())))
+	f, err := s.with(s.procs, func(fd int) (*os.File, error) {
+		return os.Open("/proc/self/fd/" + strconv.Itoa(fd))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -83,20 +111,23 @@ func (s *scopeV1) kill() error {
 	})
 }
 
-func (s *scopeV1) close() { closeFiles(s.files) }
-
 // scopeV2 is a control group of version 2.
 type scopeV2 struct {
-	files         []*os.File
+	kept
 	killFile, dir *os.File
 }
 
 func (s *scopeV2) pids() ([]int, error) {
-	fd, err := unix.Openat(int(s.dir.Fd()), "cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	f, err := s.with(s.dir, func(dir int) (*os.File, error) {
+		fd, err := unix.Openat(dir, "cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, os.NewSyscallError("openat cgroup.procs", err)
+		}
+		return os.NewFile(uintptr(fd), "cgroup.procs"), nil
+	})
 	if err != nil {
-		return nil, os.NewSyscallError("openat cgroup.procs", err)
+		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "cgroup.procs")
 	defer f.Close()
 	return readPids(f)
 }
@@ -108,8 +139,6 @@ func (s *scopeV2) kill() error {
 	}
 	return killUntilEmpty(s.pids)
 }
-
-func (s *scopeV2) close() { closeFiles(s.files) }
 
 func closeFiles(files []*os.File) {
 	for _, f := range files {

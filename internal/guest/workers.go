@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,14 +39,14 @@ type workers struct {
 
 // worker is one process that serves files.
 type worker struct {
-	user account.User
-
-	// mu makes each hand-over one message, and guards the fields below.
-	mu    sync.Mutex
+	user  account.User
 	conn  *net.UnixConn
 	child *child
-	last  time.Time
 	idle  *time.Timer
+	last  atomic.Int64 // when it was last given a call, in Unix nanoseconds
+
+	// mu makes each hand-over one message.
+	mu sync.Mutex
 }
 
 func newWorkers(g *Guest) *workers { return &workers{g: g, byUID: make(map[uint32]*worker)} }
@@ -109,7 +110,7 @@ func (ws *workers) of(u account.User) (*worker, error) {
 func (ws *workers) oldestLocked() *worker {
 	var oldest *worker
 	for _, w := range ws.byUID {
-		if oldest == nil || w.last.Before(oldest.last) {
+		if oldest == nil || w.last.Load() < oldest.last.Load() {
 			oldest = w
 		}
 	}
@@ -122,7 +123,8 @@ func (ws *workers) start(u account.User) (*worker, error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	w := &worker{user: u, conn: ours, last: time.Now()}
+	w := &worker{user: u, conn: ours}
+	w.last.Store(time.Now().UnixNano())
 	fork := func() (int, error) {
 		return ws.g.cfg.Spawner.StartWorker(spawn.Worker{
 			Args: []string{files.Arg}, Socket: theirs, UID: u.UID, GID: u.GID, Groups: u.Groups,
@@ -141,7 +143,7 @@ func (ws *workers) start(u account.User) (*worker, error) {
 func (ws *workers) retire(w *worker) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	if left := workerIdle - time.Since(w.last); left > 0 {
+	if left := workerIdle - time.Since(time.Unix(0, w.last.Load())); left > 0 {
 		w.idle.Reset(left)
 		return
 	}
@@ -178,7 +180,7 @@ func (w *worker) take(conn *net.UnixConn, call guestwire.Call) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last = time.Now()
+	w.last.Store(time.Now().UnixNano())
 	// Its user may have stopped it.
 	_ = w.child.signal(unix.SIGCONT)
 	if err := w.conn.SetWriteDeadline(time.Now().Add(handLimit)); err != nil {
