@@ -10,7 +10,12 @@ const (
 	LaunchControlFD = 3 // socket on which MethodLaunch arrives
 	LaunchListenFD  = 4 // listening socket for every other method
 	LaunchDevFD     = 5 // detached mount for /dev: a read-only tree
+	LaunchSysFD     = 6 // the same for /sys
 )
+
+// Prepared stands for the index of a mount that the guest has prepared itself: Launch.Sys for what came
+// as LaunchSysFD, Mount.File for an empty read-only directory.
+const Prepared = -1
 
 // Launch tells a guest, which sits in new namespaces and has left the host's root, what to build
 // around itself. It is data only: every mount is a descriptor that the server made and that travels
@@ -23,7 +28,7 @@ type Launch struct {
 	Suid bool    `json:"suid,omitempty"`
 	// Mounts are placed into the root in order, before /proc, /sys and /dev, which so can't be hidden.
 	Mounts []Mount `json:"mounts,omitempty"`
-	// Sys indexes the file that is mounted on /sys: a read-only tree.
+	// Sys indexes the file that is mounted on /sys, a read-only tree, or is Prepared.
 	Sys int `json:"sys"`
 	// ShmBytes is the size of /dev/shm.
 	ShmBytes int64 `json:"shm_bytes"`
@@ -62,7 +67,7 @@ type Mount struct {
 	// Target is an absolute path inside. Missing directories are made; a symbolic link on the way is
 	// an error.
 	Target string `json:"target"`
-	// File indexes a detached mount, where Overlay is nil.
+	// File indexes a detached mount, or is Prepared, where Overlay is nil.
 	File int `json:"file"`
 	// Single says that File is a single file, not a directory.
 	Single bool `json:"single,omitempty"`

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/linux/mount"
 )
 
@@ -28,6 +29,30 @@ func devPTS() (*os.File, error) {
 func shm(size int64) (*os.File, error) {
 	return mount.New("tmpfs", mount.NoSuid|mount.NoDev, mount.Option{Key: "mode", Value: "1777"},
 		mount.Option{Key: "size", Value: strconv.FormatInt(size, 10)})
+}
+
+// emptyDir is the place of an empty read-only directory in the staging area, copies of which cover
+// what is masked or left out.
+const emptyDir = "empty"
+
+func empty() (*os.File, error) {
+	return mount.New("tmpfs", safe|mount.ReadOnly, mount.Option{Key: "mode", Value: "0555"},
+		mount.Option{Key: "nr_blocks", Value: "1"}, mount.Option{Key: "nr_inodes", Value: "1"})
+}
+
+// cloneEmpty returns a copy of the empty directory.
+func cloneEmpty() (*os.File, error) { return mount.Clone("/"+emptyDir, false) }
+
+// attachSys mounts /sys: what was prepared, or what came with the launch because it differs.
+func (s *setup) attachSys(root int) error {
+	if s.launch.Sys == guestwire.Prepared {
+		return moveTo(root, "/sys")
+	}
+	sys, err := s.file(s.launch.Sys)
+	if err != nil {
+		return err
+	}
+	return attachTo(root, "/sys", sys)
 }
 
 // attachNew makes a file system and mounts it on a directory of the root.
@@ -149,8 +174,7 @@ func maskPath(root int, name string, null int) (bool, error) {
 	}
 	var cover *os.File
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		cover, err = mount.New("tmpfs", safe|mount.ReadOnly, mount.Option{Key: "mode", Value: "0555"},
-			mount.Option{Key: "nr_blocks", Value: "1"}, mount.Option{Key: "nr_inodes", Value: "1"})
+		cover, err = cloneEmpty()
 	} else {
 		cover, err = mount.CloneAt(null, "/dev/null", false)
 	}

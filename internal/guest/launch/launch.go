@@ -39,7 +39,7 @@ var ErrUnclaimed = errors.New("the server went away before the launch")
 func Run() (*Sandbox, error) {
 	// A descriptor that another thread of the server had open without close-on-exec at the wrong
 	// moment came along: package syscall opens the id maps of other sandboxes that way. First of all, since nothing of this process has been opened yet.
-	if err := unix.CloseRange(guestwire.LaunchDevFD+1, math.MaxUint32, 0); err != nil {
+	if err := unix.CloseRange(guestwire.LaunchSysFD+1, math.MaxUint32, 0); err != nil {
 		return nil, os.NewSyscallError("close_range", err)
 	}
 	nameProcess()
@@ -57,7 +57,7 @@ func Run() (*Sandbox, error) {
 		return nil, fmt.Errorf("listening socket: %w", err)
 	}
 	s := setup{began: time.Now(), micros: map[string]int64{}}
-	prepared := s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"))
+	prepared := s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"), os.NewFile(guestwire.LaunchSysFD, "sys"))
 	warmUp()
 
 	control := guestwire.NewConn(conn)
@@ -162,9 +162,9 @@ func (s *setup) lap(name string) {
 
 // prepare does what needs nothing of the launch, in the one order that holds: each step says why it
 // stands where it stands. When it returns, the process sees nothing of the host any more: its root is
-// the staging area, an empty tmpfs with a finished /proc and /dev in it.
-func (s *setup) prepare(dev *os.File) error {
-	defer func() { _ = dev.Close() }()
+// the staging area, a tmpfs with finished /proc, /dev and /sys in it, and an empty directory.
+func (s *setup) prepare(dev, sys *os.File) error {
+	defer closeAll([]*os.File{dev, sys})
 
 	// Directories that are made below get exactly the mode that is asked for, and files made by
 	// processes later the usual one: the umask is inherited.
@@ -209,7 +209,15 @@ func (s *setup) prepare(dev *os.File) error {
 	}
 	defer unix.Close(stage)
 
-	// /dev before the masks, which need its null device; /proc before the masks, too.
+	// /sys is not sysfs, which shows the host's hardware, firmware, modules and network devices, most
+	// of it guarded by ownership alone, but a small read-only tree with what programs look up.
+	if err := attachTo(stage, "/sys", sys); err != nil {
+		return err
+	}
+	// /dev and the empty directory before the masks, which are made of them; /proc before the masks, too.
+	if err := attachNew(stage, "/"+emptyDir, 0, empty); err != nil {
+		return err
+	}
 	if err := attachTo(stage, "/dev", dev); err != nil {
 		return err
 	}
@@ -287,13 +295,7 @@ func (s *setup) build() error {
 	if err := moveTo(root, "/dev"); err != nil {
 		return err
 	}
-	// /sys is not sysfs, which shows the host's hardware, firmware, modules and network devices, most
-	// of it guarded by ownership alone, but a small read-only tree with what programs look up.
-	sys, err := s.file(l.Sys)
-	if err != nil {
-		return err
-	}
-	if err := attachTo(root, "/sys", sys); err != nil {
+	if err := s.attachSys(root); err != nil {
 		return err
 	}
 	if err := attachNew(root, "/dev/shm", 0, func() (*os.File, error) { return shm(l.ShmBytes) }); err != nil {

@@ -119,6 +119,14 @@ func (s *setup) mount(root, i int, m guestwire.Mount) error {
 		return err
 	}
 	defer unix.Close(at)
+	if m.Overlay == nil && m.File == guestwire.Prepared {
+		f, err := cloneEmpty()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		return mount.Attach(f, at)
+	}
 	if m.Overlay == nil {
 		f, err := s.file(m.File)
 		if err != nil {

@@ -406,3 +406,34 @@ func TestWritableMounts(t *testing.T) {
 		t.Errorf("twin: %v", err)
 	}
 }
+
+// VULNERABILITY: two sandboxes that share an inode can watch by inotify(7), and signal by flock(2), when
+// the other uses it.
+// VERIFIES: apart from what a template binds of the host, no file of one is a file of another.
+func TestSandboxesShareNoFile(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Spares = 2 })
+	b := h.backend()
+	const look = "stat -c %d:%i / /tmp /dev /dev/null /dev/urandom /dev/shm /dev/pts /proc /proc/sys /proc/kcore /sys /sys/devices/system/cpu/online"
+	seen := map[string]int{}
+	for i := range 4 {
+		spec := newSpec(t, isolation.Locked)
+		if i%2 == 1 {
+			spec.Limits.CPUs = 1
+		}
+		x := start(t, b, spec)
+		for file := range strings.FieldsSeq(x.sh(look + " 2>/dev/null; true")) {
+			if before, ok := seen[file]; ok && before != i {
+				t.Errorf("sandboxes %d and %d share the file %s", before, i, file)
+			}
+			seen[file] = i
+		}
+	}
+	if len(seen) < 4*10 {
+		t.Errorf("only %d files were looked at", len(seen))
+	}
+	// Twin: what is bound is shared.
+	spec := newSpec(t, isolation.Locked)
+	if a, c := start(t, b, spec).sh("stat -c %d:%i /usr/bin/env"), start(t, b, newSpec(t, isolation.Locked)).sh("stat -c %d:%i /usr/bin/env"); a != c {
+		t.Errorf("twin: a bound file is %s and %s", a, c)
+	}
+}

@@ -65,7 +65,6 @@ type Backend struct {
 	program  *program
 	ids      *idPool
 	groups   *cgroup.Hierarchy // nil where the host has none
-	trees    *trees
 	probes   *probe.Set
 	cpus     []int  // that this server may use
 	abi      int    // of Landlock
@@ -156,9 +155,6 @@ func (b *Backend) open() (err error) {
 	if b.ids, err = openIDPool(b.cfg.IDDir, b.cfg.ServerID); err != nil {
 		return err
 	}
-	if b.trees, err = newTrees(); err != nil {
-		return fmt.Errorf("make /dev and /sys: %w", err)
-	}
 	if b.abi, err = landlock.ABI(); err != nil && !errs.Is(err, errs.Unsupported) {
 		return err
 	}
@@ -188,9 +184,6 @@ func (b *Backend) close() error {
 	var all []error
 	for _, i := range running {
 		all = append(all, i.forget())
-	}
-	if b.trees != nil {
-		b.trees.stop()
 	}
 	if b.groups != nil {
 		all = append(all, b.groups.RemoveUnused(), b.groups.Close())

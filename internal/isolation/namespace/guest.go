@@ -124,11 +124,16 @@ func (b *Backend) fork(g *guest) error {
 		return err
 	}
 	undo.Add(func() { _ = log.Close() })
-	dev, err := b.trees.dev()
+	dev, err := newDev()
 	if err != nil {
-		return err
+		return fmt.Errorf("make /dev: %w", err)
 	}
 	defer func() { _ = dev.Close() }()
+	sys, err := newSys(b.cpus)
+	if err != nil {
+		return fmt.Errorf("make /sys: %w", err)
+	}
+	defer func() { _ = sys.Close() }()
 
 	var flags uintptr
 	for _, f := range namespaces() {
@@ -139,9 +144,9 @@ func (b *Backend) fork(g *guest) error {
 	attr := &syscall.ProcAttr{
 		Dir: "/",
 		Env: b.env,
-		// In the order of guestwire.LaunchControlFD, LaunchListenFD and LaunchDevFD. Descriptor 2 is a
-		// file in memory, not a pipe: it must go on when the server does not.
-		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd(), dev.Fd()},
+		// In the order of guestwire's Launch descriptors. Descriptor 2 is a file in memory, not a pipe:
+		// it must go on when the server does not.
+		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd(), dev.Fd(), sys.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags: flags, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 			// The server's groups must not come along, nor its controlling terminal.
@@ -206,6 +211,11 @@ func listen(path string) (*os.File, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	f := os.NewFile(uintptr(fd), "listener")
+	// Before bind, which gives the socket's file this mode: whoever may connect commands the guest.
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		_ = f.Close()
+		return nil, os.NewSyscallError("fchmod", err)
+	}
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		_ = f.Close()
 		return nil, &os.PathError{Op: "bind", Path: path, Err: err}

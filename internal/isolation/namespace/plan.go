@@ -70,7 +70,6 @@ type builder struct {
 	spec   isolation.Spec
 	first  uint32   // of the sandbox's id range
 	userNS *os.File // maps the range
-	trees  *trees
 	launch guestwire.Launch
 	files  []*os.File
 	own    []*os.File // those of files that close closes
@@ -226,11 +225,7 @@ func (b *builder) hiddenBind(bind rootfs.Bind) (file int, o *guestwire.Overlay, 
 		return 0, nil, err
 	}
 	if empty {
-		m, err := b.trees.empty()
-		if err != nil {
-			return 0, nil, err
-		}
-		return b.add(m), nil, nil
+		return guestwire.Prepared, nil, nil
 	}
 	var ns *os.File
 	if bind.Mapped {

@@ -33,3 +33,22 @@ func inPrivateMounts(t *testing.T, f func(dir string) error) {
 		t.Errorf("twin: %v", err)
 	}
 }
+
+// offMainThread runs f locked to a thread that ends with it. Never the main one: that can't end, and
+// /proc/self shows its namespaces as the whole process's.
+func offMainThread(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	// While the main thread is held here, another goroutine gets another one.
+	held := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		close(held)
+		f()
+	}()
+	<-held
+	runtime.UnlockOSThread()
+}

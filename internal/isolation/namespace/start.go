@@ -91,7 +91,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("limited"); err != nil {
 		return nil, err
 	}
-	build := &builder{spec: s, first: g.first, userNS: g.userNS, trees: b.trees}
+	build := &builder{spec: s, first: g.first, userNS: g.userNS}
 	defer build.close()
 	if err := b.build(ctx, build, g, wall, cpus); err != nil {
 		return nil, err
@@ -143,15 +143,14 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 	if err := build.root(ctx); err != nil {
 		return err
 	}
-	visible := cpus
-	if len(visible) == 0 {
-		visible = b.cpus
+	build.launch.Sys = guestwire.Prepared
+	if len(cpus) > 0 { // fewer than all
+		sys, err := newSys(cpus)
+		if err != nil {
+			return fmt.Errorf("make /sys: %w", err)
+		}
+		build.launch.Sys = build.add(sys)
 	}
-	sys, err := b.trees.sys(visible)
-	if err != nil {
-		return err
-	}
-	build.launch.Sys = build.add(sys)
 	for _, f := range wall.filters {
 		build.launch.Filters = append(build.launch.Filters, build.lend(f))
 	}

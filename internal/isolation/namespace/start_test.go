@@ -156,6 +156,18 @@ func TestAppliedIsTrue(t *testing.T) {
 	}
 }
 
+// Nobody but the host's root can reach a guest's socket or read its record, wherever they lie.
+func TestRunFilesArePrivate(t *testing.T) {
+	h := newHost(t)
+	x := start(t, h.backend(), newSpec(t, isolation.Locked))
+	for _, path := range []string{x.inst.socket, x.inst.b.recordPath(x.inst.name)} {
+		st, err := os.Stat(path)
+		if err != nil || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", path, st.Mode(), err)
+		}
+	}
+}
+
 // A workspace shows its owner as the default user, takes writes, and leaves the source alone.
 func TestWorkspace(t *testing.T) {
 	h := newHost(t)
