@@ -25,10 +25,18 @@ func resourceCases() []Case {
 func exhaustionCases() []Case {
 	return []Case{
 		both(Case{
-			ID: "D01", Class: PeerDoS, Title: "a fork bomb", Hostile: true, Timeout: 6 * time.Second,
-			Script:    `bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 4; echo alive`,
+			ID: "D01", Class: PeerDoS, Title: "a fork bomb", Hostile: true, Timeout: 5 * time.Second,
+			Python: `
+import time
+if os.fork() == 0:
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2): os.dup2(null, fd)
+    os.execv("/bin/sh", ["sh", "-c", "bomb() { bomb | bomb & }; bomb"])
+print("lit"); sys.stdout.flush()
+time.sleep(600)`,
+			Check:     fewProcesses,
 			Untwinned: "without a limit it would take the host; D16 has the bounded form",
-		}, Want{End: "exited or timed_out or signaled"}),
+		}, Want{Match: `^lit`, End: "timed_out"}),
 		both(Case{
 			ID: "D02", Class: PeerDoS, Title: "8 GB of memory", Hostile: true, Timeout: 60 * time.Second,
 			Python: `n = int(os.environ.get("SIZE", 8 << 30)); x = bytearray(n); print("HAS", len(x))`,
@@ -219,6 +227,19 @@ func roomAgain(path string) func(context.Context, *attack) error {
 		}
 		return nil
 	}
+}
+
+// fewProcesses wants that a whole tree is gone, as it is when its timeout has struck.
+func fewProcesses(ctx context.Context, a *attack) error {
+	const script = `for i in $(seq 50); do n=$(ls -d /proc/[0-9]* | wc -l); [ $n -lt 10 ] && break; sleep 0.1; done; echo $n`
+	r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", script}, User: a.user, Timeout: 20 * time.Second})
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(r.Output)); err != nil || n >= 10 {
+		return fmt.Errorf("%s processes are left", strings.TrimSpace(r.Output))
+	}
+	return nil
 }
 
 // boundedOutput wants that all output was counted and not all of it kept.
