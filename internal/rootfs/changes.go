@@ -26,7 +26,7 @@ func (s *Store) Changes(ctx context.Context, id string, p Plan, workspace string
 		return nil, errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
 	}
 	layer := s.live(id)
-	d := differ{lowers: p.Lowers, prefix: "/"}
+	d := differ{lowers: p.Lowers, prefix: "/", mounts: mountPoints(p)}
 	upper := p.Upper
 	if workspace != "" {
 		i := slices.IndexFunc(p.Workspaces, func(w Workspace) bool { return w.Target == workspace })
@@ -63,12 +63,32 @@ type differ struct {
 	lowers   []string
 	prefix   string // of the paths in the answer
 	anyOwner bool
+	mounts   map[string]bool // directories that were made only to mount something on
 
 	roots []*os.File // the lowers, open
 	// added is the depth of the directory, on the way to the current entry, that has nothing below it in
 	// the lowers; 0 is none. What is deeper is new, too.
 	added   int
 	changes []Change
+}
+
+// mountPoints returns the places where a plan, or the backend, mounts something into the root, and the
+// directories above them.
+func mountPoints(p Plan) map[string]bool {
+	all := map[string]bool{}
+	targets := []string{"/dev", "/proc", "/sys"}
+	for _, b := range p.Binds {
+		targets = append(targets, b.Target)
+	}
+	for _, w := range p.Workspaces {
+		targets = append(targets, w.Target)
+	}
+	for _, t := range targets {
+		for ; t != "/" && t != "."; t = filepath.Dir(t) {
+			all[strings.TrimPrefix(t, "/")] = true
+		}
+	}
+	return all
 }
 
 func (d *differ) run(ctx context.Context, upper string) ([]Change, error) {
@@ -111,6 +131,8 @@ func (d *differ) visit(e fd.Entry) error {
 			d.add("removed", e.Path, below.info)
 		}
 		return nil
+	case below == nil && e.Info.IsDir() && d.mounts[e.Path]:
+		return nil // what is in it is looked at, though the sandbox can only see what is mounted there
 	case below == nil:
 		d.add("added", e.Path, e.Info)
 		if e.Info.IsDir() {

@@ -167,6 +167,18 @@ func trimmed(all []Change) []Change {
 	return all
 }
 
+// Directories that were made to mount something on are no change; what is put beside that is one.
+func TestMountPointsAreNoChange(t *testing.T) {
+	s := open(t, Config{Mechanism: byBtrfs})
+	box, p := plan(t, s, Request{Workspaces: []WorkspaceRequest{{Source: t.TempDir(), Target: "/a/b/workspace"}}})
+	mkdirs(t, p.Upper+"/a/b/workspace", p.Upper+"/a/other")
+	got, err := s.Changes(t.Context(), box, p, "")
+	must(t, err)
+	if d := cmp.Diff([]string{"added /a/other dir 0 755"}, ops(got)); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestChangesErrors(t *testing.T) {
 	s := open(t, Config{Mechanism: byBtrfs})
 	box, p := plan(t, s, Request{})

@@ -43,6 +43,7 @@ type btrfsDisk struct {
 	rootDir  *os.File
 	log      *slog.Logger
 	capacity int64
+	counters btrfs.Counters
 
 	stop   context.CancelFunc
 	worker sync.WaitGroup
@@ -51,6 +52,9 @@ type btrfsDisk struct {
 	mu     sync.Mutex
 	layers map[string]*grant
 	gone   map[uint64]int64 // deleted subvolumes whose space has not come back: bytes by id
+	// evened is the file system's activity at the last look, and changed says that layers came or went.
+	evened  int64
+	changed bool
 }
 
 // grant is what one layer was promised and has.
@@ -84,6 +88,10 @@ func openBtrfs(dir string, size int64, log *slog.Logger) (disk, error) {
 // prepare switches quotas on and looks how much there is to give.
 func (d *btrfsDisk) prepare() error {
 	if err := btrfs.EnableQuota(d.rootDir); err != nil {
+		return err
+	}
+	var err error
+	if d.counters, err = btrfs.CountersOf(d.rootDir); err != nil {
 		return err
 	}
 	var st syscall.Statfs_t
@@ -161,7 +169,7 @@ func (d *btrfsDisk) limit(l *layer, bytes, _ int64) (DiskLimit, error) {
 	if err := btrfs.Limit(l.dir, given); err != nil {
 		return DiskLimit{}, err
 	}
-	g.wanted, g.given = wanted, given
+	g.wanted, g.given, d.changed = wanted, given, true
 	return DiskLimit{Mechanism: byBtrfs, Bytes: wanted, Backed: given}, nil
 }
 
@@ -230,6 +238,7 @@ func (d *btrfsDisk) evenLocked() {
 		if err != nil { // takes part with what it has
 			used = g.given
 		}
+		used += d.counters.Pending(g.id)
 		claims = append(claims, claim{used: used, want: max(g.wanted, used)})
 	}
 	limits := share(capacity, claims)
@@ -323,7 +332,7 @@ func (d *btrfsDisk) remove(path string) error {
 		held = g.given
 	}
 	delete(d.layers, path)
-	d.gone[id] = held
+	d.gone[id], d.changed = held, true
 	return nil
 }
 
@@ -392,7 +401,9 @@ func (d *btrfsDisk) tend(ctx context.Context) {
 				}
 			}
 		}
-		if d.strainedLocked() {
+		// While nobody writes there is nothing to even out.
+		if now := d.counters.Activity(); d.strainedLocked() && (d.changed || now != d.evened) {
+			d.evened, d.changed = now, false
 			d.evenLocked()
 		}
 		d.mu.Unlock()

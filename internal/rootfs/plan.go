@@ -1,9 +1,22 @@
 // Package rootfs holds the files of sandboxes: where layers lie, how much a writable layer may
 // grow, and what changed in it.
 //
-// It plans a root file system as a value (Plan); a backend of isolation mounts it. No code of this
-// package mounts anything for a sandbox, and none resolves a path in a tree that a running sandbox
-// can change, except through package linux/fd.
+// It plans a root file system as a value (Plan); a backend of isolation mounts it. What belongs here:
+// the store on disk, its limits and templates, and the comparison of layers. What does not: mounting
+// anything for a sandbox (isolation's backends), and running anything in one. No code here resolves a
+// path in a tree that a sandbox can change, except through package linux/fd.
+//
+// # On disk
+//
+//	<data-dir>/rootfs/            0700
+//	  lock                        held while a server uses the store
+//	  mechanism                   how layers are limited: project-quota, btrfs-quota or tmpfs
+//	  layers.img                  btrfs-quota: the preallocated image
+//	  layers/                     the writable layers; btrfs-quota: the image's mount, seen by the server only
+//	    live/<sandbox>/           upper/, work/, and ws0/ … for workspaces
+//	    spare/ trash/ snapshots/  made ahead, to be deleted, and those of comparisons
+//	  templates/                  host-<hash>/, base-<time>/, each with root/ and meta.json; empty/
+//	  uses/<sandbox>              which template a sandbox has below it
 package rootfs
 
 // Plan says what a sandbox's root file system is made of. All paths are host paths, absolute and

@@ -205,6 +205,42 @@ func TestQuota(t *testing.T) {
 	}
 }
 
+func TestCountersShowWhatIsNotCommitted(t *testing.T) {
+	root := fresh(t)
+	if err := EnableQuota(root); err != nil {
+		t.Fatal(err)
+	}
+	a := create(t, root, "a")
+	id, err := ID(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := CountersOf(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Sync(root); err != nil {
+		t.Fatal(err)
+	}
+	before := c.Activity()
+	if again := c.Activity(); again != before {
+		t.Errorf("activity %d then %d while nothing was written", before, again)
+	}
+	if err := os.WriteFile(a.Name()+"/f", make([]byte, 8<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	used, err := Usage(root, id)
+	if err != nil || used+c.Pending(id) < 8<<20 {
+		t.Errorf("8 MB written: %d used, %d pending, %v", used, c.Pending(id), err)
+	}
+	if c.Activity() == before {
+		t.Error("a write does not show")
+	}
+	if n := (Counters{dir: "/none"}).Pending(id); n != 0 {
+		t.Errorf("without sysfs: %d", n)
+	}
+}
+
 func TestQuotaGroupsOfDeletedSubvolumesGo(t *testing.T) {
 	root := fresh(t)
 	if err := EnableQuota(root); err != nil {

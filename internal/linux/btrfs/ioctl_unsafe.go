@@ -9,6 +9,7 @@ import (
 
 // Requests of linux/btrfs.h: magic 0x94.
 const (
+	iocFSInfo        = 0x8400941f
 	iocSync          = 0x9408
 	iocSubvolCreate  = 0x5000940e
 	iocSnapDestroy   = 0x5000940f
@@ -120,4 +121,17 @@ func ioctlSearch(f *os.File, args *searchArgs) error {
 func ioctlStartSync(f *os.File) error {
 	var transaction uint64
 	return ioctl("BTRFS_IOC_START_SYNC", iocStartSync, f, unsafe.Pointer(&transaction))
+}
+
+// fsInfo is btrfs_ioctl_fs_info_args.
+type fsInfo struct {
+	maxID, devices uint64
+	id             [16]byte
+	rest           [1024 - 32]byte
+}
+
+func ioctlFSInfo(f *os.File) (fsInfo, error) {
+	var args fsInfo
+	err := ioctl("BTRFS_IOC_FS_INFO", iocFSInfo, f, unsafe.Pointer(&args))
+	return args, err
 }

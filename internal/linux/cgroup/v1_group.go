@@ -325,12 +325,23 @@ func (g *v1Group) kill(ctx context.Context) error {
 }
 
 func (g *v1Group) remove(ctx context.Context) error {
+	tree := g.v.tree(g.id)
+	slices.Reverse(tree)
+	// The usual case: all processes have ended with the guest, and nothing needs to be looked for.
+	busy := false
+	for _, a := range tree {
+		if err := unix.Unlinkat(a.fd, a.path, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+			busy = true
+			break
+		}
+	}
+	if !busy {
+		return nil
+	}
 	if err := g.kill(ctx); err != nil {
 		return err
 	}
 	var all []error
-	tree := g.v.tree(g.id)
-	slices.Reverse(tree)
 	for _, a := range tree {
 		all = append(all, removeTree(ctx, a.fd, a.path))
 	}
