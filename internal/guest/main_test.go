@@ -114,7 +114,8 @@ func startPID(t testing.TB, s setup) (*guestwire.Client, int) {
 	}
 	cmd := exec.Command(fmt.Sprint("/proc/self/fd/", sealed().Fd()), initArg, string(conf), root)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	cmd.Env = []string{}
+	// Else the runtime keeps files of the control groups open that this test's host has.
+	cmd.Env = []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0"}
 	cmd.ExtraFiles = []*os.File{lf}
 	ids := []syscall.SysProcIDMap{{HostID: hostUID, Size: 65536}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -1,6 +1,9 @@
 package guestwire
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"time"
+)
 
 // Method names a call. A connection carries one call.
 type Method string
@@ -60,6 +63,17 @@ const (
 	StdinPipe Stdin = "pipe" // written by process.input, closed by it or at the process's end
 )
 
+// Bounds of a process's output.
+const (
+	DefaultBuffer = 2 << 20
+	MaxBuffer     = 8 << 20
+	MinBuffer     = 128 << 10
+	// StallLimit is how long a reader with Hold may take nothing before the process goes on without it.
+	StallLimit = 30 * time.Second
+	// AttachLimit is how long a process with Hold waits for its first reader.
+	AttachLimit = 10 * time.Second
+)
+
 // StartProcess starts a process. Starting an id that exists attaches: the answer is that process's
 // ProcessInfo with Attached set, and nothing is started.
 type StartProcess struct {
@@ -77,10 +91,11 @@ type StartProcess struct {
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
 	// GraceMS is the time between SIGTERM and SIGKILL at a timeout; default 2000.
 	GraceMS int64 `json:"grace_ms,omitempty"`
-	// Buffer bounds the output kept, in bytes; default DefaultBuffer, at most MaxBuffer.
+	// Buffer bounds the output kept, in bytes; 0 means DefaultBuffer. It is cut to MinBuffer and
+	// MaxBuffer. The guest may keep less where all processes together print much.
 	Buffer int64 `json:"buffer,omitempty"`
 	// Hold makes the process wait for a follower that asked to lose nothing (OutputRequest.Hold) from
-	// its first byte on, also before that follower has attached.
+	// its first byte on, also before that follower has attached, but not longer than AttachLimit.
 	Hold bool `json:"hold,omitempty"`
 	// Scope names the roles of the files passed with this call, as isolation.Scope.Layout gives them.
 	Scope []string `json:"scope,omitempty"`
@@ -151,7 +166,8 @@ type OutputRequest struct {
 	Offset int64  `json:"offset"`
 	// Follow keeps sending until the process has ended and its output is complete.
 	Follow bool `json:"follow,omitempty"`
-	// Hold makes the process wait for this reader rather than drop; it ends when the reader leaves.
+	// Hold makes the process wait for this reader rather than drop. It ends when the reader leaves, or
+	// has taken nothing of what is there for StallLimit.
 	Hold bool `json:"hold,omitempty"`
 	// Limit stops after that many bytes; 0 means no limit.
 	Limit int64 `json:"limit,omitempty"`
@@ -254,7 +270,7 @@ type WriteRequest struct {
 	PathRequest
 	Mode    uint32 `json:"mode,omitempty"`    // for a new file; default 0644
 	Offset  int64  `json:"offset"`            // -1: replace the whole file
-	Append  bool   `json:"append,omitempty"`  // add at the end of the existing file
+	Append  bool   `json:"append,omitempty"`  // add at the end of the file, which is made if missing
 	Parents bool   `json:"parents,omitempty"` // make missing directories, owned by the user
 	Size    int64  `json:"size"`              // what will be sent; -1: unknown. A mismatch is an error
 }

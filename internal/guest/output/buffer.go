@@ -7,13 +7,6 @@ import (
 	"casemate.dev/internal/guestwire"
 )
 
-// Bounds of one buffer.
-const (
-	DefaultBuffer = 2 << 20
-	MaxBuffer     = 8 << 20
-	MinBuffer     = 4 * blockSize
-)
-
 // Buffer keeps the output of one process: up to a quarter of its size from the beginning, and the
 // rest from the end.
 type Buffer struct {
@@ -36,15 +29,15 @@ type Buffer struct {
 	room       chan struct{} // closed when a holder moved; nil while no writer waits
 }
 
-// NewBuffer returns a buffer of at most size bytes; 0 means DefaultBuffer. With hold, writers wait
-// for a holding reader from the first byte on, for at most AttachLimit before it comes.
+// NewBuffer returns a buffer of at most size bytes; 0 means guestwire.DefaultBuffer. With hold, writers wait
+// for a holding reader from the first byte on, for at most guestwire.AttachLimit before it comes.
 func (p *Pool) NewBuffer(size int64, hold bool) *Buffer {
 	if size == 0 {
-		size = DefaultBuffer
+		size = guestwire.DefaultBuffer
 	}
-	b := &Buffer{pool: p, max: min(max(size, MinBuffer), MaxBuffer)}
+	b := &Buffer{pool: p, max: min(max(size, guestwire.MinBuffer), guestwire.MaxBuffer)}
 	if hold {
-		b.pending = &Reader{b: b, hold: true, limit: AttachLimit, moved: time.Now()}
+		b.pending = &Reader{b: b, hold: true, limit: guestwire.AttachLimit, moved: time.Now()}
 	}
 	p.mu.Lock()
 	p.running[b] = struct{}{}
@@ -249,7 +242,7 @@ func (b *Buffer) waitLocked() bool {
 
 // patienceLocked returns how long until the first holder's time is up.
 func (b *Buffer) patienceLocked() time.Duration {
-	left := StallLimit
+	left := guestwire.StallLimit
 	each := func(r *Reader) {
 		if r.hold {
 			left = min(left, r.limit-time.Since(r.moved))

@@ -18,5 +18,5 @@
 //
 // A writer waits for nobody, with one exception: a reader that asked to lose nothing (Hold) makes it
 // wait rather than drop what that reader has not taken yet. A reader that takes nothing for
-// StallLimit loses that right, so that a dead client can't stop a process for ever.
+// guestwire.StallLimit loses that right, so that a dead client can't stop a process for ever.
 package output

@@ -105,7 +105,7 @@ func TestBufferKeepsHeadAndTail(t *testing.T) {
 // TestBufferProperties compares a buffer with an unbounded model over random writes on two streams.
 func TestBufferProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		pool := NewPool(rapid.Int64Range(MinBuffer, 1<<20).Draw(t, "pool"))
+		pool := NewPool(rapid.Int64Range(guestwire.MinBuffer, 1<<20).Draw(t, "pool"))
 		b := pool.NewBuffer(rapid.Int64Range(1, 512<<10).Draw(t, "size"), false)
 		other := pool.NewBuffer(0, false)
 		var model []byte
@@ -199,7 +199,7 @@ func TestPoolEmptiesEndedOutputFirst(t *testing.T) {
 }
 
 func TestHolderLosesNothing(t *testing.T) {
-	b := NewPool(64<<20).NewBuffer(MinBuffer, true)
+	b := NewPool(64<<20).NewBuffer(guestwire.MinBuffer, true)
 	const total = 10 << 20
 	done := make(chan struct{})
 	go func() {
@@ -247,10 +247,10 @@ func TestHolderLosesNothing(t *testing.T) {
 func TestHolderMayNotStallForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, pending := range []bool{true, false} {
-			b := NewPool(64<<20).NewBuffer(MinBuffer, pending)
-			limit := AttachLimit
+			b := NewPool(64<<20).NewBuffer(guestwire.MinBuffer, pending)
+			limit := guestwire.AttachLimit
 			if !pending {
-				limit = StallLimit
+				limit = guestwire.StallLimit
 				defer b.NewReader(0, true).Close()
 			}
 			start := time.Now()
@@ -267,7 +267,7 @@ func TestHolderMayNotStallForEver(t *testing.T) {
 
 func TestHolderLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := NewPool(64<<20).NewBuffer(MinBuffer, false)
+		b := NewPool(64<<20).NewBuffer(guestwire.MinBuffer, false)
 		r := b.NewReader(0, true)
 		start := time.Now()
 		time.AfterFunc(time.Second, r.Close)
@@ -279,7 +279,7 @@ func TestHolderLeaves(t *testing.T) {
 }
 
 func TestOutputAfterTheEnd(t *testing.T) {
-	pool := NewPool(MinBuffer)
+	pool := NewPool(guestwire.MinBuffer)
 	b := pool.NewBuffer(0, false)
 	b.Append(stdout, []byte("a"))
 	b.Finish()

@@ -3,7 +3,8 @@ package output
 import (
 	"math"
 	"sync"
-	"time"
+
+	"casemate.dev/internal/guestwire"
 )
 
 // Pool bounds the memory of a set of buffers. Its one lock serves all of them: they share the bound.
@@ -24,7 +25,7 @@ const maxFree = 8
 
 // NewPool returns a pool that keeps at most limit bytes.
 func NewPool(limit int64) *Pool {
-	return &Pool{limit: max(limit, MinBuffer), running: make(map[*Buffer]struct{})}
+	return &Pool{limit: max(limit, guestwire.MinBuffer), running: make(map[*Buffer]struct{})}
 }
 
 // Used returns how many bytes are accounted.
@@ -82,9 +83,3 @@ func (p *Pool) releaseLocked(b *block) {
 
 // never is an offset that no reader reaches.
 const never = math.MaxInt64
-
-// StallLimit is how long a holding reader may take nothing before the writer goes on without it.
-const StallLimit = 30 * time.Second
-
-// AttachLimit is how long a writer whose buffer was made to hold waits for its first reader.
-const AttachLimit = 10 * time.Second

@@ -23,7 +23,7 @@ type Reader struct {
 func (b *Buffer) NewReader(offset int64, hold bool) *Reader {
 	b.pool.mu.Lock()
 	defer b.pool.mu.Unlock()
-	r := &Reader{b: b, next: offset, hold: hold, limit: StallLimit, moved: time.Now()}
+	r := &Reader{b: b, next: offset, hold: hold, limit: guestwire.StallLimit, moved: time.Now()}
 	if b.readers == nil {
 		b.readers = make(map[*Reader]struct{})
 	}
