@@ -58,12 +58,20 @@ func (t *hostTemplate) plan(empty string) Plan {
 	return p
 }
 
-// openHost makes the layer. What it holds depends on the host, so its name is the hash of its
-// contents: after an update of the host the next start of the server makes another one, and sandboxes
-// that still run keep theirs.
+// openHost finds the layer, or makes it. What it holds depends on the host, so its name tells of what
+// it was made: after an update of the host the next start of the server makes another one, and
+// sandboxes that still run keep theirs.
 func (s *Store) openHost(ctx context.Context) (*hostTemplate, error) {
 	if st, err := os.Stat("/usr/bin/sh"); err != nil || !st.Mode().IsRegular() {
 		return nil, errs.Wrap(err, errs.Unsupported, "this machine has no /usr/bin/sh")
+	}
+	key, err := hostFingerprint()
+	if err != nil {
+		return nil, err
+	}
+	place := filepath.Join(s.templateDir(), "host-"+key)
+	if m, err := readMeta(place); err == nil {
+		return &hostTemplate{dir: place, meta: m}, nil
 	}
 	tmp, err := os.MkdirTemp(s.templateDir(), "tmp-host-")
 	if err != nil {
@@ -74,13 +82,9 @@ func (s *Store) openHost(ctx context.Context) (*hostTemplate, error) {
 	if err := makeHostRoot(ctx, root); err != nil {
 		return nil, err
 	}
-	sum, size, err := hashTree(root)
+	size, err := treeSize(root)
 	if err != nil {
 		return nil, err
-	}
-	place := filepath.Join(s.templateDir(), "host-"+sum[:16])
-	if m, err := readMeta(place); err == nil {
-		return &hostTemplate{dir: place, meta: m}, nil
 	}
 	m := meta{Version: hostVersion, SizeBytes: size, BuiltAt: time.Now().UTC(), Source: "host"}
 	if err := writeMeta(tmp, m); err != nil {
@@ -93,6 +97,42 @@ func (s *Store) openHost(ctx context.Context) (*hostTemplate, error) {
 		return nil, err
 	}
 	return &hostTemplate{dir: place, meta: m}, nil
+}
+
+// hostFingerprint changes with everything that the layer is made of: names, sizes and times of what is
+// copied, and of the directories that the linker's cache lists.
+func hostFingerprint() (string, error) {
+	h := sha256.New()
+	fmt.Fprintf(h, "version %d\n%s", hostVersion, profile)
+	note := func(path string, d fs.DirEntry, err error) error {
+		if notThere(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(h, "%q %v %d %d\n", path, st.Mode(), st.Size(), st.ModTime().UnixNano())
+		return nil
+	}
+	for _, name := range hostCopied() {
+		if err := filepath.WalkDir("/etc/"+name, note); err != nil {
+			return "", err
+		}
+	}
+	dirs, err := filepath.Glob("/usr/lib/*-linux-gnu*")
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range append(dirs, "/usr/lib", "/lib", "/lib64") {
+		if st, err := os.Lstat(dir); err == nil {
+			fmt.Fprintf(h, "%q %d\n", dir, st.ModTime().UnixNano())
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
 }
 
 // makeHostRoot makes up everything but /usr. Ids are inside-ids.
@@ -265,46 +305,4 @@ func linkerCache(ctx context.Context, root string) error {
 		return fmt.Errorf("ldconfig: %w: %s", err, out)
 	}
 	return os.Chmod(cache, 0o644)
-}
-
-// hashTree returns a hash over names, types, modes and contents of a tree of the server's own making,
-// and its size.
-func hashTree(root string) (string, int64, error) {
-	h := sha256.New()
-	var size int64
-	fmt.Fprintf(h, "version %d\n", hostVersion)
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		st, err := d.Info()
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(h, "%q %v %d\n", path[len(root):], st.Mode(), st.Size()*int64(btoi(st.Mode().IsRegular())))
-		switch {
-		case st.Mode().IsRegular():
-			size += st.Size()
-			f, err := os.Open(path)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			_, err = io.Copy(h, f)
-			return err
-		case st.Mode()&fs.ModeSymlink != 0:
-			target, err := os.Readlink(path)
-			fmt.Fprintf(h, "%q\n", target)
-			return err
-		}
-		return nil
-	})
-	return hex.EncodeToString(h.Sum(nil)), size, err
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

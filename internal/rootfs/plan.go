@@ -15,7 +15,7 @@
 //	  layers/                     the writable layers; btrfs-quota: the image's mount, seen by the server only
 //	    live/<sandbox>/           upper/, work/, and ws0/ … for workspaces
 //	    spare/ trash/ snapshots/  made ahead, to be deleted, and those of comparisons
-//	  templates/                  host-<hash>/, base-<time>/, each with root/ and meta.json; empty/
+//	  templates/                  host-<key>/, base-<time>/, each with root/ and meta.json; empty/
 //	  uses/<sandbox>              which template a sandbox has below it
 package rootfs
 

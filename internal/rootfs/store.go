@@ -26,7 +26,7 @@ type Config struct {
 	// ImageBytes is the size of the preallocated btrfs image; 0 takes a quarter of what is free, at most
 	// 32 GiB. An image that exists keeps its size.
 	ImageBytes int64
-	// Spares is how many writable layers are made ahead; 0 means 16, below 0 none.
+	// Spares is how many writable layers are made ahead; 0 means 32, below 0 none.
 	Spares int
 }
 
@@ -88,7 +88,7 @@ type layer struct {
 
 func (l *layer) close() { _ = l.dir.Close() }
 
-const defaultSpares = 16
+const defaultSpares = 32
 
 // Open opens the store in cfg.DataDir, and makes what is missing. A second server on the same
 // directory is refused; one that was killed left nothing that stands in the way.
