@@ -58,7 +58,7 @@ func (a *app) down(ctx context.Context, runDir string, sandboxes bool) error {
 	pid, err := listenerPID(ctx, socket)
 	if err != nil {
 		a.note("no server is up in %s", runDir)
-		return nil //nolint:nilerr // nobody listens: that is what down is for
+		return nil
 	}
 	left, err := a.endSandboxes(ctx, socket, sandboxes)
 	if err != nil {

@@ -37,7 +37,7 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 			if follow {
 				err = c.Journal.Follow(ctx, sb.GetId(), after, t.tell)
 				if ctx.Err() != nil {
-					return nil //nolint:nilerr // Ctrl-C is how following ends
+					return nil // Ctrl-C is how following ends
 				}
 				return cannot(err, "follow the journal of %s", args[0])
 			}
