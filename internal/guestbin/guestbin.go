@@ -3,6 +3,9 @@
 // The program itself is not in the repository: `make build` puts it into the folder bin, from where
 // it is embedded. A clean clone has only a placeholder there, so that everything compiles and a
 // server without a guest can say so.
+//
+// What belongs here: the embedded program. What does not: making it a file that can be executed; that
+// is the backend's.
 package guestbin
 
 import (
