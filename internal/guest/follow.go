@@ -72,7 +72,7 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 	for {
 		state, news, n, err := g.send(c, rd, left)
 		if err != nil {
-			return nil //nolint:nilerr // the connection is gone, so there is nobody to tell
+			return nil // the connection is gone, so there is nobody to tell
 		}
 		if left > 0 {
 			if left -= int64(n); left == 0 {

@@ -126,7 +126,7 @@ func (g *Guest) accept(ctx context.Context, l net.Listener) error {
 				return ctx.Err()
 			}
 			// No descriptor or no memory: that passes, and a guest that ends ends the sandbox.
-			time.Sleep(acceptPause)
+			<-time.After(acceptPause)
 			continue
 		}
 		g.memory.begin()

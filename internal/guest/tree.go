@@ -157,7 +157,7 @@ func killUntilEmpty(round func() ([]int, error)) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%d processes don't die", len(pids))
 		}
-		time.Sleep(wait)
+		<-time.After(wait)
 	}
 }
 

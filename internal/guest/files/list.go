@@ -1,6 +1,8 @@
 package files
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -97,7 +99,7 @@ func (l *lister) walk(fd int, p string, level int) error {
 func (l *lister) enter(at int, name, p string, level int) error {
 	fd, err := resolve.Open(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		if isNotExist(err) || os.IsPermission(err) {
+		if isNotExist(err) || errors.Is(err, fs.ErrPermission) {
 			return nil
 		}
 		return fault(err, "list", p)

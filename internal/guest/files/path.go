@@ -83,7 +83,7 @@ func target(p string, follow bool) (*place, error) {
 	for range maxLinks {
 		link, err := readLink(at.dir, at.name)
 		if err != nil || link == "" {
-			return at, nil // no link, or nothing there: whoever acts on it gets the error
+			return at, nil //nolint:nilerr // no link, or nothing there: whoever acts on it gets the error
 		}
 		// What a magic link holds is only a description of where it leads; here it leads nowhere.
 		fd, err := resolve.Open(at.dir, at.name, unix.O_PATH, 0)

@@ -129,13 +129,13 @@ func (w *watcher) add(fd int, p string, tell bool) error {
 func (w *watcher) below(at int, p string, tell bool) error {
 	fd, err := resolve.Open(at, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil //nolint:nilerr // not readable by the user: then nothing below is either
+		return nil // not readable by the user: then nothing below is either
 	}
 	dir := os.NewFile(uintptr(fd), p)
 	defer dir.Close()
 	entries, err := dir.ReadDir(-1)
 	if err != nil && len(entries) == 0 {
-		return nil //nolint:nilerr // removed meanwhile
+		return nil // removed meanwhile
 	}
 	for _, e := range entries {
 		name := path.Join(p, e.Name())
@@ -156,7 +156,7 @@ func (w *watcher) below(at int, p string, tell bool) error {
 func (w *watcher) enter(at int, name, p string, tell bool) error {
 	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil //nolint:nilerr // gone, or not the user's to see
+		return nil // gone, or not the user's to see
 	}
 	defer unix.Close(fd)
 	err = w.add(fd, p, tell)

@@ -76,12 +76,13 @@ func prepare(master int, terminal *os.File, uid uint32, rows, cols uint16) error
 		return err
 	}
 	fd := int(terminal.Fd())
+	// The mode first, while the terminal is still the guest's own: that takes no capability.
+	if err := unix.Fchmod(fd, 0o620); err != nil {
+		return os.NewSyscallError("chmod terminal", err)
+	}
 	// The group stays what devpts' mount option gid= made it (tty).
 	if err := unix.Fchown(fd, int(uid), -1); err != nil {
 		return os.NewSyscallError("chown terminal", err)
-	}
-	if err := unix.Fchmod(fd, 0o620); err != nil {
-		return os.NewSyscallError("chmod terminal", err)
 	}
 	return nil
 }
