@@ -170,7 +170,7 @@ func (s *sweep) groups(ctx context.Context) {
 
 // files removes records and sockets that belong to nobody.
 func (s *sweep) files() {
-	for _, pattern := range []string{"g*.json", "g*.json.new", "g*.sock"} {
+	for _, pattern := range []string{"g*.json", "g*.sock"} {
 		paths, err := filepath.Glob(filepath.Join(s.b.cfg.RunDir, pattern))
 		if err != nil {
 			s.failed = append(s.failed, err)

@@ -1,7 +1,9 @@
 package namespace
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -85,6 +87,9 @@ func (b *Backend) startGuest(limits cgroup.Limits) (*guest, error) {
 	}
 	undo.Add(func() { b.logError("end guest", b.endGuest(g)) })
 	if err := b.failpoint("forked"); err != nil {
+		return nil, err
+	}
+	if err := resetOOM(g.proc.PID()); err != nil {
 		return nil, err
 	}
 	if g.userNS, err = userns.Of(g.proc.PID()); err != nil {
@@ -177,6 +182,24 @@ func (b *Backend) fork(g *guest) error {
 	}
 	g.control, g.log = control, log
 	undo.Release()
+	return nil
+}
+
+// resetOOM undoes what a server that protects itself from the out-of-memory killer hands down to its
+// children: a sandbox must be killed before the host's own services, and processes in it may not lower
+// the value again (proc(5), oom_score_adj).
+func resetOOM(pid int) error {
+	path := "/proc/" + strconv.Itoa(pid) + "/oom_score_adj"
+	now, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read out-of-memory score: %w", err)
+	}
+	if !bytes.HasPrefix(now, []byte("-")) {
+		return nil
+	}
+	if err := os.WriteFile(path, []byte("0"), 0); err != nil {
+		return fmt.Errorf("reset out-of-memory score: %w", err)
+	}
 	return nil
 }
 

@@ -41,18 +41,20 @@ func (b *Backend) newRecord(g *guest, s isolation.Spec) record {
 
 func (b *Backend) recordPath(name string) string { return filepath.Join(b.cfg.RunDir, name+".json") }
 
-// writeRecord replaces the record's file at once: a reader after a crash sees the old or the new one.
-// No fsync: the run directory's content means nothing after a restart of the machine.
+// writeRecord writes the record's file, which is new. It is whole before the launch begins, so one that
+// a crash cut short names nothing that still runs. No fsync: the run directory's content means
+// nothing after a restart of the machine.
 func (b *Backend) writeRecord(r record) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("encode record: %w", err)
 	}
-	path := b.recordPath(r.Name)
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+	f, err := os.OpenFile(b.recordPath(r.Name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
 	return nil

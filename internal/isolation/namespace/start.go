@@ -37,6 +37,9 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err := checkPlan(s); err != nil {
 		return nil, err
 	}
+	if b.instance(s.ID) != nil {
+		return nil, errs.New(errs.AlreadyExists, "sandbox %s is running already", s.ID)
+	}
 	missing, err := b.require(ctx, s)
 	if err != nil {
 		return nil, err

@@ -148,6 +148,10 @@ func TestAppliedIsTrue(t *testing.T) {
 			want = "CapBnd:00000000800405fb\nNoNewPrivs:0\nSeccomp:2"
 		}
 		wants(t, string(p)+": status", status, want)
+		if _, err := b.Start(t.Context(), spec); !errs.Is(err, errs.AlreadyExists) {
+			t.Errorf("%s: the same id again: %v", p, err)
+		}
+		wants(t, string(p)+": out-of-memory score", x.sh("cat /proc/1/oom_score_adj | tr -d '0-9'"), "")
 		for name, who := range a.Observed {
 			if who != "kernel" && who != "server" && who != "guest" {
 				t.Errorf("%s was observed by %q", name, who)
