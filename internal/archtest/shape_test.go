@@ -269,7 +269,7 @@ func textFiles(t *testing.T, root string) []string {
 		}
 	}
 	for _, pattern := range []string{
-		"*.md", "docs/*.md", "Makefile", "*.sh", "deploy/*", ".ci/*", "proto/casemate/v1/*.proto", "test/script/*.txtar", "bench/*.c",
+		"*.md", "docs/*.md", "Makefile", "*.sh", "deploy/*", ".ci/*", "proto/casemate/v1/*.proto", "test/script/*.txtar", "bench/*/*.c",
 	} {
 		names, _ := filepath.Glob(filepath.Join(root, pattern))
 		for _, n := range names {

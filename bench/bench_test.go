@@ -1,0 +1,106 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestQuantiles(t *testing.T) {
+	var all []time.Duration
+	for i := 100; i >= 1; i-- {
+		all = append(all, time.Duration(i)*time.Millisecond)
+	}
+	if s := summarize(all); s.P50 != 50 || s.P95 != 95 || s.P99 != 99 || s.Mean != 50.5 || s.N != 100 {
+		t.Errorf("1 to 100 ms: %+v", s)
+	}
+	if s := summarize(all[:1]); s.P50 != 100 || s.P99 != 100 {
+		t.Errorf("one value: %+v", s)
+	}
+	if s := summarize(nil); s.N != 0 || s.P50 != 0 {
+		t.Errorf("no value: %+v", s)
+	}
+}
+
+// TestFloor runs the floor's program and its stand-in: both must measure something of a sane size.
+func TestFloor(t *testing.T) {
+	f, err := newFloor(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	for _, program := range slices.Compact([]string{f.program, ""}) {
+		g := &floor{program: program}
+		s, err := g.each(t.Context(), 2, 10)
+		if err != nil || s.N != 20 || s.P50 <= 0.01 || s.P50 > 1000 || s.Rate <= 0 {
+			t.Errorf("program %q: %+v, %v", program, s, err)
+		}
+		took, err := g.burst(t.Context(), 5)
+		if err != nil || took <= 0 {
+			t.Errorf("burst of %q: %v, %v", program, took, err)
+		}
+		if (g.note() == "") != (program != "") {
+			t.Errorf("program %q: the note is %q", program, g.note())
+		}
+	}
+}
+
+func TestParseFloorRefusesNonsense(t *testing.T) {
+	for _, out := range []string{"", "12\n", "total x\n", "total 5\nmany\n"} {
+		if _, _, err := parseFloor([]byte(out)); err == nil {
+			t.Errorf("%q was taken", out)
+		}
+	}
+}
+
+func TestBudgets(t *testing.T) {
+	var r Row
+	r.budget("at most", 2, 3, 1)
+	r.budget("at most", 4, 3, 0)
+	r.atLeast("at least", 4, 3, 2)
+	r.atLeast("at least", 2, 3, 0)
+	for i, want := range []bool{true, false, true, false} {
+		if r.Budgets[i].Held != want {
+			t.Errorf("budget %d: %+v", i, r.Budgets[i])
+		}
+	}
+	if r.Budgets[0].Ratio != 2 || r.Budgets[1].Ratio != 0 {
+		t.Errorf("ratios: %+v", r.Budgets)
+	}
+	if (Report{Rows: []Row{r}}).OK() || !(Report{Rows: []Row{{Budgets: r.Budgets[:1]}}}).OK() {
+		t.Error("a report is OK exactly where every budget held")
+	}
+}
+
+func TestReport(t *testing.T) {
+	r := Report{Host: "host", Notes: []string{"soft floor"}, Rows: []Row{
+		{ID: "process-true", What: "true", Unit: "ms", Stats: Stats{P50: 0.5, P99: 2, N: 10}, Peers: map[string]Stats{"fork+exec": {P50: 0.4, N: 3}}},
+		{ID: "idle-memory", Unit: "MB", Note: "needs root"},
+	}}
+	r.Rows[0].budget("p50 ≤ 1.5 × fork+exec", 0.5, 0.6, 0.4)
+	var b bytes.Buffer
+	if err := r.Table(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"process-true", "fork+exec", "held (0.50 of 0.60, 1.25 ×)", "needs root", "note: soft floor"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, b.String())
+		}
+	}
+	raw, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back struct {
+		Rows []struct {
+			ID  string
+			P50 float64
+		}
+	}
+	if err := json.Unmarshal(raw, &back); err != nil || back.Rows[0].ID != "process-true" || back.Rows[0].P50 != 0.5 {
+		t.Errorf("%s: %+v, %v", raw, back, err)
+	}
+}

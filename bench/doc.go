@@ -1,0 +1,14 @@
+// Package bench measures Casemate through its API, beside what else starts a program on the same
+// machine in the same minute: plain fork and exec, bubblewrap, runc, and docker and runsc where they
+// are there.
+//
+// What belongs here: rows of docs/architecture.md's budgets that a server's user would notice. What
+// does not: benchmarks of one package, which stand beside it.
+//
+// # The floor
+//
+// Nothing can start a process faster than the kernel does. The floor is vfork and exec of /bin/true
+// from a small C program (floor/floor.c, compiled when the bench runs), in 1, 2 and 8 processes, the best
+// of three rounds. Where there is no C compiler a Go program's fork and exec stands in, and the
+// report says so: it is slower, and so a softer measure.
+package bench

@@ -1,0 +1,48 @@
+package bench
+
+import (
+	"slices"
+	"time"
+)
+
+// Stats sums up durations, in milliseconds.
+type Stats struct {
+	P50 float64 `json:"p50"`
+	P95 float64 `json:"p95"`
+	P99 float64 `json:"p99"`
+	// Mean is the arithmetic mean.
+	Mean float64 `json:"mean,omitempty"`
+	// Rate is how many a second, where that was measured.
+	Rate float64 `json:"rate,omitempty"`
+	N    int     `json:"n"`
+}
+
+func summarize(all []time.Duration) Stats {
+	if len(all) == 0 {
+		return Stats{}
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	var sum time.Duration
+	for _, d := range sorted {
+		sum += d
+	}
+	return Stats{
+		P50: milliseconds(quantile(sorted, 0.50)), P95: milliseconds(quantile(sorted, 0.95)), P99: milliseconds(quantile(sorted, 0.99)),
+		Mean: milliseconds(sum / time.Duration(len(sorted))), N: len(sorted),
+	}
+}
+
+// quantile returns the smallest value that at least that share of the sorted values do not exceed.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	i := int(q*float64(len(sorted))+0.999999) - 1
+	return sorted[min(max(i, 0), len(sorted)-1)]
+}
+
+func milliseconds(d time.Duration) float64 {
+	return float64(d.Round(time.Microsecond)) / float64(time.Millisecond)
+}
+
+// once is a Stats of a single duration.
+func once(d time.Duration) Stats {
+	return Stats{P50: milliseconds(d), P95: milliseconds(d), P99: milliseconds(d), Mean: milliseconds(d), N: 1}
+}
