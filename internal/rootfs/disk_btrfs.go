@@ -104,8 +104,10 @@ func (d *btrfsDisk) prepare() error {
 	if err != nil {
 		return err
 	}
-	for _, id := range ids {
-		if id >= 256 { // adopt takes out those that still have a layer
+	for _, id := range ids { // of an earlier server: what it deleted, and had no time to clean up after
+		if is, err := btrfs.Exists(d.rootDir, id); err != nil {
+			return err
+		} else if !is {
 			d.gone[id] = 0
 		}
 	}
@@ -192,13 +194,15 @@ const reclaim = 3 * time.Second
 // returns how much is free then.
 func (d *btrfsDisk) makeRoomLocked() int64 {
 	d.evenLocked()
+	look := time.NewTicker(tend / 4)
+	defer look.Stop()
 	for end := time.Now().Add(reclaim); len(d.gone) > 0 && d.freeLocked() < 2*minGrant && time.Now().Before(end); {
 		if err := btrfs.StartCommit(d.rootDir); err != nil {
 			d.log.Warn("commit the store", "error", err)
 			break
 		}
 		d.mu.Unlock() // others go on meanwhile
-		time.Sleep(tend / 4)
+		<-look.C
 		d.mu.Lock()
 		d.reapLocked()
 	}
@@ -208,7 +212,7 @@ func (d *btrfsDisk) makeRoomLocked() int64 {
 // reapLocked drops the quota groups of deleted layers whose space has come back.
 func (d *btrfsDisk) reapLocked() {
 	for id := range d.gone {
-		if btrfs.DropQuotaGroup(d.rootDir, id) == nil {
+		if is, err := btrfs.Exists(d.rootDir, id); err == nil && !is && btrfs.DropQuotaGroup(d.rootDir, id) == nil {
 			delete(d.gone, id)
 		}
 	}
@@ -280,7 +284,6 @@ func (d *btrfsDisk) adopt(path string) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.gone, id)
 	d.layers[path] = g
 	return nil
 }

@@ -20,6 +20,7 @@ const (
 	rootTree       = 1
 	quotaTree      = 8
 	firstFree      = 256 // id of the first subvolume, and inode number of every subvolume's root
+	keyRootItem    = 132
 	keyRootRef     = 156
 	keyQgroupInfo  = 242
 	keyQgroupLimit = 244
@@ -116,6 +117,16 @@ func Children(root *os.File, id uint64) ([]uint64, error) {
 	return ids, err
 }
 
+// Exists reports whether anything of subvolume id is left: one that was deleted takes a while, in the
+// background, until its last block has come back.
+func Exists(root *os.File, id uint64) (bool, error) {
+	found := false
+	err := search(root, searchKey{
+		tree: rootTree, minObject: id, maxObject: id, minType: keyRootItem, maxType: keyRootItem, maxOffset: ^uint64(0),
+	}, func(itemHeader, []byte) { found = true })
+	return found, err
+}
+
 func deleteByID(root *os.File, id uint64) error {
 	args := volArgsV2{flags: subvolByID}
 	binary.NativeEndian.PutUint64(args.name[:], id)
@@ -193,8 +204,8 @@ func Usage(root *os.File, id uint64) (int64, error) {
 	return used, err
 }
 
-// DropQuotaGroup removes the quota group of a subvolume that was deleted. EBUSY means that its space
-// has not come back yet.
+// DropQuotaGroup removes the quota group of a subvolume that no longer Exists. Older kernels don't look:
+// they would drop the limit of a subvolume in use.
 func DropQuotaGroup(root *os.File, id uint64) error {
 	err := ioctlQgroupCreate(root, &qgroupCreate{create: 0, qgroup: id})
 	if errors.Is(err, unix.ENOENT) { // newer kernels drop it themselves
