@@ -131,14 +131,16 @@ func TestGuestThatDiesEndsItsSandbox(t *testing.T) {
 
 // TestHammer lets many callers do everything at once, and looks whether anything is left.
 func TestHammer(t *testing.T) {
-	s := newWorld(t).serve()
+	w := newWorld(t)
+	w.shape = func(c *Config) { c.Defaults.Execution = 100 * time.Millisecond } // some are paused meanwhile
+	s := w.serve()
 	ctx := t.Context()
 	var wg sync.WaitGroup
 	ids := make(chan string, 1000)
 	for c := range 8 {
 		wg.Go(func() {
 			p := []Principal{alice, bob}[c%2]
-			for range 12 {
+			for range 6 {
 				sb, err := s.Create(ctx, p, Spec{}, CreateOptions{})
 				if err != nil {
 					t.Error(err)

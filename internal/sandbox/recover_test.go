@@ -104,7 +104,7 @@ func TestCrashAtAnyMoment(t *testing.T) {
 		acknowledged := make(chan string, 100)
 		ended := make(chan [2]string, 1000)
 		for c := range 20 {
-			go func() {
+			go func(s *server) { // not the one after the crash
 				for {
 					sb, err := s.Create(ctx, alice, Spec{}, CreateOptions{})
 					if err != nil {
@@ -122,7 +122,7 @@ func TestCrashAtAnyMoment(t *testing.T) {
 						_, _ = s.Delete(ctx, alice, sb.ID)
 					}
 				}
-			}()
+			}(s)
 		}
 		for range 10 + 5*round {
 			<-acknowledged

@@ -236,7 +236,8 @@ func recordable(argv []string) (out []string, short bool) {
 	return argv, false
 }
 
-// began takes note of a process that the guest has started, and records it without waiting.
+// began takes note of a process that the guest has started, and records it without waiting. Only
+// what comes with it is waited for: an idempotency key must be found by whoever asks next.
 func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) Process {
 	b := pr.box
 	e := event(journal.ProcessStarted, pr.actor, askedFacts(s)).
@@ -251,13 +252,18 @@ func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, wit
 		pr.answered()
 		return out
 	}
+	waits := len(with) > 0
 	row, err := processRow(out)
 	if err == nil {
 		with = append(with, store.AddProcess(row))
 	} else {
 		m.log.Error("cannot record a process", "sandbox", b.id, "process", pr.id, "error", err)
 	}
-	m.journal.Post(e, with...)
+	if !waits {
+		m.journal.Post(e, with...)
+	} else if _, err := m.journal.Record(m.ctx, e, with...); err != nil {
+		m.log.Error("cannot record the start of a process", "sandbox", b.id, "process", pr.id, "error", err)
+	}
 	pr.answered()
 	return out
 }

@@ -85,7 +85,7 @@ func TestLifetimeCountsFromAnUpdate(t *testing.T) {
 func TestRenewalAgainstExpiry(t *testing.T) {
 	s, c := timed(t)
 	renewed, refused := 0, 0
-	for round := range 1000 {
+	for round := range 500 {
 		sb := s.create(alice, Spec{Lifetime: time.Minute})
 		c.advance(59 * time.Second)
 		renew := func() error {
