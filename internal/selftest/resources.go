@@ -61,6 +61,8 @@ except OSError as e:
 		}, Want{Match: `stopped at (10\d\d|\d{1,3}) EMFILE`}),
 		both(Case{
 			ID: "D05", Class: PeerDoS, Title: "files without bytes", Hostile: true, Timeout: 120 * time.Second,
+			// Where bytes limit the files, each is small, so that the disk decides how long this takes.
+			Limits: &Limits{MemoryBytes: 256 << 20, CPUs: 1, Pids: 64, OpenFiles: 256, DiskBytes: 32 << 20},
 			Python: `
 top = "/tmp/many"; os.system("rm -rf " + top); os.mkdir(top); n = 0
 try:

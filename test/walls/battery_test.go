@@ -1,0 +1,30 @@
+package walls
+
+import (
+	"testing"
+
+	"casemate.dev/internal/selftest"
+	"casemate.dev/internal/testenv"
+)
+
+// TestBattery attacks sandboxes of both profiles from inside. Package selftest shows for each case that
+// it can fail.
+func TestBattery(t *testing.T) {
+	testenv.NoLeaks(t)
+	h := newHost(t)
+	for _, profile := range []string{"locked", "standard"} {
+		t.Run(profile, func(t *testing.T) {
+			report, err := selftest.Run(t.Context(), selftest.Options{Target: h, Profiles: []string{profile}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range report.Verdicts {
+				switch v.Outcome {
+				case selftest.Wrong, selftest.Broken:
+					t.Errorf("%s %s: %s: %s", v.ID, v.Title, v.Outcome, v.Detail)
+				}
+			}
+			t.Log(report.Summary())
+		})
+	}
+}

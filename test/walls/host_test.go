@@ -1,0 +1,218 @@
+package walls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/namespace"
+	"casemate.dev/internal/linux/mount"
+	"casemate.dev/internal/rootfs"
+	"casemate.dev/internal/selftest"
+	"casemate.dev/internal/testenv"
+)
+
+// TestMain moves into a mount namespace of its own, as a server does: the store and the backend mount
+// there.
+func TestMain(m *testing.M) {
+	if os.Geteuid() == 0 {
+		if err := mount.EnterPrivate(); err != nil {
+			fmt.Fprintln(os.Stderr, "enter a private mount namespace:", err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// patience bounds every wait for something that must happen.
+const patience = 30 * time.Second
+
+// host is a store and a backend as a server has them.
+type host struct {
+	t       *testing.T
+	data    string
+	store   *rootfs.Store
+	backend *namespace.Backend
+}
+
+var _ selftest.Target = (*host)(nil)
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	testenv.Root(t)
+	run := testenv.RunDir(t)
+	h := &host{t: t, data: filepath.Join(run, "d")}
+	var err error
+	if h.store, err = rootfs.Open(t.Context(), rootfs.Config{DataDir: h.data, ImageBytes: 1 << 30, Spares: -1}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.store.Close(); err != nil {
+			t.Errorf("close store: %v", err)
+		}
+	})
+	h.backend, err = namespace.New(namespace.Config{
+		ServerID: testenv.ServerID(t), RunDir: filepath.Join(run, "r"), IDDir: filepath.Join(run, "ids"),
+		Guest: testenv.Guest(t), Spares: -1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := h.backend.Sweep(context.Background(), nil); err != nil {
+			t.Errorf("sweep: %v", err)
+		}
+		if err := h.backend.Close(); err != nil {
+			t.Errorf("close backend: %v", err)
+		}
+	})
+	return h
+}
+
+// box is a sandbox of this host.
+type box struct {
+	host   *host
+	inst   isolation.Instance
+	client *guestwire.Client
+	plan   rootfs.Plan
+}
+
+var _ selftest.Sandbox = (*box)(nil)
+
+// Local implements selftest.Target.
+func (h *host) Local() bool { return true }
+
+// Create implements selftest.Target.
+func (h *host) Create(ctx context.Context, s selftest.Spec) (selftest.Sandbox, error) {
+	return h.create(ctx, s)
+}
+
+// create makes a sandbox of template host. Its files serve for profile standard too, which only lacks
+// sudo there.
+func (h *host) create(ctx context.Context, s selftest.Spec) (*box, error) {
+	spec := isolation.Spec{ID: id.Sandbox(), Profile: isolation.Profile(s.Profile), Limits: isolation.Limits{
+		MemoryBytes: s.Limits.MemoryBytes, CPUs: s.Limits.CPUs, Pids: s.Limits.Pids, OpenFiles: s.Limits.OpenFiles, DiskBytes: s.Limits.DiskBytes,
+	}}
+	plan, err := h.store.Plan(ctx, rootfs.Request{ID: spec.ID, Template: "host", Profile: string(isolation.Locked), DiskBytes: spec.Limits.DiskBytes})
+	if err != nil {
+		return nil, err
+	}
+	spec.Root = plan
+	inst, err := h.backend.Start(ctx, spec)
+	if err != nil {
+		return nil, errors.Join(err, h.store.Release(ctx, spec.ID))
+	}
+	b := &box{host: h, inst: inst, client: guestwire.NewClient(inst.Dial), plan: plan}
+	err = b.client.Claim(ctx, guestwire.Claim{Sandbox: spec.ID, Hostname: "box", Env: s.Env})
+	if err != nil {
+		return nil, errors.Join(err, b.Delete(ctx))
+	}
+	return b, nil
+}
+
+// start makes a sandbox that goes with the test.
+func (h *host) start(t *testing.T, p isolation.Profile) *box {
+	t.Helper()
+	b, err := h.create(t.Context(), selftest.Spec{Profile: string(p), Limits: selftest.Limits{
+		MemoryBytes: 256 << 20, CPUs: 1, Pids: 128, OpenFiles: 256, DiskBytes: 64 << 20,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Delete(context.Background()); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+	})
+	return b
+}
+
+// ID implements selftest.Sandbox.
+func (b *box) ID() string { return b.inst.ID() }
+
+// Delete implements selftest.Sandbox.
+func (b *box) Delete(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return errors.Join(b.inst.Destroy(ctx), b.host.store.Release(ctx, b.ID()))
+}
+
+// Run implements selftest.Sandbox.
+func (b *box) Run(ctx context.Context, c selftest.Command) (selftest.Result, error) {
+	p := guestwire.StartProcess{
+		ID: id.New(id.Process), Argv: c.Argv, Env: c.Env, Dir: c.Dir, User: c.User, TTY: c.TTY, Rows: 24, Cols: 80,
+		TimeoutMS: c.Timeout.Milliseconds(), GraceMS: 500,
+	}
+	scope, err := b.inst.NewScope(ctx, p.ID)
+	if err != nil {
+		return selftest.Result{}, err
+	}
+	p.Scope = scope.Layout()
+	begun := time.Now()
+	_, stream, err := b.client.Run(ctx, guestwire.RunProcess{Start: p, Output: guestwire.OutputRequest{Follow: true}}, scope.Files())
+	if err != nil {
+		return selftest.Result{}, errors.Join(err, scope.Close())
+	}
+	defer stream.Close()
+	var out strings.Builder
+	for {
+		item, err := stream.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return selftest.Result{}, errors.Join(err, scope.Close())
+		}
+		if out.Len() < 1<<20 {
+			out.Write(item.Data)
+		} else if tail := item.Data; len(tail) < 64 {
+			out.Write(tail)
+		}
+	}
+	info := stream.Info()
+	if info.Leftover == 0 {
+		err = scope.Close()
+	}
+	return selftest.Result{
+		End: string(info.End), Code: info.Code, Signal: info.Signal, Output: out.String(), Bytes: info.Bytes, Took: time.Since(begun),
+	}, err
+}
+
+// List implements selftest.Sandbox.
+func (b *box) List(ctx context.Context, path string) ([]string, error) {
+	s, err := b.client.ListDir(ctx, guestwire.ListRequest{PathRequest: guestwire.PathRequest{Path: path}, Depth: 1})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var names []string
+	for {
+		f, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			return names, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, f.Name)
+	}
+}
+
+// Read implements selftest.Sandbox.
+func (b *box) Read(ctx context.Context, path string) ([]byte, error) {
+	_, r, err := b.client.Read(ctx, guestwire.ReadRequest{PathRequest: guestwire.PathRequest{Path: path, Follow: true}, Length: -1})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	return io.ReadAll(io.LimitReader(r, 1<<20))
+}

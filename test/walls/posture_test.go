@@ -1,0 +1,282 @@
+package walls
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/testenv"
+)
+
+var update = flag.Bool("update", false, "write the snapshots of the posture anew")
+
+// TestPosture compares what the host's /proc shows of a sandbox's processes with a snapshot per
+// profile: ids, capabilities, namespaces, root, descriptors, limits, system call filter. Whoever
+// changes a wall sees it here, and must say so in the snapshot.
+func TestPosture(t *testing.T) {
+	h := newHost(t)
+	for _, p := range []isolation.Profile{isolation.Locked, isolation.Standard} {
+		for _, who := range []string{"user", "root"} {
+			if p == isolation.Locked && who == "root" {
+				continue // there is none
+			}
+			t.Run(string(p)+"-"+who, func(t *testing.T) {
+				b := h.start(t, p)
+				payload, guest := sleeper(t, b, who)
+				compare(t, string(p)+"-"+who, posture(t, b, payload))
+				if who == "user" {
+					compare(t, string(p)+"-guest", posture(t, b, guest))
+				}
+			})
+		}
+	}
+}
+
+// TestPostureOfTheHost is the twin: this very process must differ from every snapshot in each group
+// that matters.
+func TestPostureOfTheHost(t *testing.T) {
+	h := newHost(t)
+	b := h.start(t, isolation.Locked)
+	mine := posture(t, b, os.Getpid())
+	for _, want := range []string{"uids: outside", "CapEff: 0000000000000000", "Seccomp: 2", "root: own"} {
+		if has := strings.Contains(mine, want); has != (want == "uids: outside") {
+			t.Errorf("the host's own posture and %q: %v\n%s", want, has, mine)
+		}
+	}
+	if !strings.Contains(mine, "pid: the host's") {
+		t.Errorf("the host's own namespaces do not show:\n%s", mine)
+	}
+}
+
+// sleeper starts a process and returns its number on the host and that of the guest.
+func sleeper(t *testing.T, b *box, user string) (payload, guest int) {
+	t.Helper()
+	seconds := fmt.Sprintf("%d.5", 200000+os.Getpid())
+	if _, err := b.client.Start(t.Context(), guestwire.StartProcess{ID: "prc_sleeper", Argv: []string{"sleep", seconds}, User: user}, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the process shows on the host", func() bool {
+		for _, pid := range hostPIDs() {
+			args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if string(args) == "sleep\x00"+seconds+"\x00" && status(pid)["Seccomp"] != "" {
+				payload = pid
+				return true
+			}
+		}
+		return false
+	})
+	// The guest is the ancestor that is process 1 inside.
+	for guest = payload; ; {
+		s := status(guest)
+		if numbers := strings.Fields(s["NSpid"]); len(numbers) > 0 && numbers[len(numbers)-1] == "1" {
+			return payload, guest
+		}
+		parent, err := strconv.Atoi(s["PPid"])
+		if err != nil || parent <= 1 {
+			t.Fatalf("process %d has no guest above it", payload)
+		}
+		guest = parent
+	}
+}
+
+func hostPIDs() []int {
+	entries, _ := os.ReadDir("/proc")
+	var pids []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func status(pid int) map[string]string { return statusOf(fmt.Sprintf("/proc/%d/status", pid)) }
+
+func statusOf(path string) map[string]string {
+	b, _ := os.ReadFile(path)
+	out := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		key, value, _ := strings.Cut(line, ":")
+		out[key] = strings.TrimSpace(value)
+	}
+	return out
+}
+
+// posture describes a process without what differs from run to run.
+func posture(t *testing.T, b *box, pid int) string {
+	t.Helper()
+	var out strings.Builder
+	first := b.inst.Applied().HostUID
+	s := status(pid)
+	fmt.Fprintf(&out, "uids: %s\ngids: %s\ngroups: %s\n", inside(s["Uid"], first), inside(s["Gid"], first), inside(s["Groups"], first))
+	for _, key := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters"} {
+		fmt.Fprintf(&out, "%s: %s\n", key, s[key])
+	}
+	fmt.Fprintf(&out, "threads: %s\n", strings.Join(threads(pid), "; "))
+	for _, ns := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+		fmt.Fprintf(&out, "%s: %s\n", ns, whose(pid, ns))
+	}
+	fmt.Fprintf(&out, "root: %s\nowner: %s\n", rootOf(pid), owner(pid, first))
+	fmt.Fprintf(&out, "descriptors: %s\n", strings.Join(descriptors(pid), ", "))
+	fmt.Fprintf(&out, "limits:\n%s", limits(pid))
+	fmt.Fprintf(&out, "oom_score_adj: %s\n", read(pid, "oom_score_adj"))
+	return out.String()
+}
+
+// inside shows host ids as those inside.
+func inside(ids string, first uint32) string {
+	var out []string
+	for _, f := range strings.Fields(ids) {
+		n, err := strconv.ParseUint(f, 10, 32)
+		switch {
+		case err != nil:
+			out = append(out, f)
+		case uint32(n) < first || uint32(n) >= first+65536:
+			out = append(out, "outside")
+		default:
+			out = append(out, strconv.Itoa(int(uint32(n)-first)))
+		}
+	}
+	return strings.Join(slices.Compact(out), " ")
+}
+
+// threads tells which walls the threads of a process have, each kind once: the guest's have none but
+// the one that forks.
+func threads(pid int) []string {
+	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	var kinds []string
+	for _, p := range paths {
+		s := statusOf(p)
+		kind := fmt.Sprintf("seccomp %s, no_new_privs %s, bounding %s", s["Seccomp"], s["NoNewPrivs"], s["CapBnd"])
+		if s["Seccomp"] != "" && !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+func whose(pid int, ns string) string {
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, ns))
+	if err != nil {
+		return err.Error()
+	}
+	if mine, _ := os.Readlink("/proc/self/ns/" + ns); mine == theirs {
+		return "the host's"
+	}
+	return "own"
+}
+
+func rootOf(pid int) string {
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/root/", pid))
+	if err != nil {
+		return err.Error()
+	}
+	if mine, err := os.Stat("/"); err == nil && os.SameFile(mine, theirs) {
+		return "the host's"
+	}
+	return "own"
+}
+
+// owner tells whose the files in /proc/PID are: those of a process that is not dumpable belong to root
+// outside, so that root inside can't open its memory.
+func owner(pid int, first uint32) string {
+	info, err := os.Stat(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return err.Error()
+	}
+	return inside(fmt.Sprint(info.Sys().(*syscall.Stat_t).Uid), first)
+}
+
+var numbers = regexp.MustCompile(`\d+`)
+
+// descriptors names the kinds of a process's open files, each once.
+func descriptors(pid int) []string {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var kinds []string
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // closed meanwhile
+		}
+		kind := kindOf(filepath.Join(dir, e.Name()), target)
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+func kindOf(path, target string) string {
+	switch {
+	case strings.HasPrefix(target, "/sys/fs/cgroup/"), strings.HasPrefix(target, "/payload"), strings.HasPrefix(target, "/casemate"):
+		return "control group file " + filepath.Base(target)
+	case strings.HasPrefix(target, "/memfd:"):
+		return "memory file"
+	case strings.HasPrefix(target, "/"):
+		if info, err := os.Stat(path); err == nil && info.Mode().Type() == fs.ModeDir {
+			return "directory " + target
+		}
+		return numbers.ReplaceAllString(target, "N")
+	}
+	if kind, ok := strings.CutPrefix(target, "anon_inode:"); ok {
+		return strings.Trim(kind, "[]")
+	}
+	kind, _, _ := strings.Cut(target, ":[") // pipe:[1234], socket:[1234]
+	return kind
+}
+
+// limits shows the limits that the walls set.
+func limits(pid int) string {
+	var out strings.Builder
+	for line := range strings.Lines(read(pid, "limits") + "\n") {
+		for _, name := range []string{"Max core file size", "Max open files", "Max file size"} {
+			if strings.HasPrefix(line, name) {
+				out.WriteString("  " + strings.Join(strings.Fields(line), " ") + "\n")
+			}
+		}
+	}
+	return out.String()
+}
+
+func read(pid int, name string) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func compare(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".posture")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("the posture of %s changed (-snapshot +now); if that is meant, run this test with -update:\n%s", name, diff)
+	}
+}
