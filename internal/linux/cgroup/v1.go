@@ -62,6 +62,14 @@ func openV1(serverID string, m mounts, own map[string]string) (*v1, error) {
 		_ = v.close()
 		return nil, err
 	}
+	if fd, ok := v.dirs["memory"]; ok {
+		// Counting socket buffers patches the kernel's code when the first group begins to, and again when
+		// the last one ends (memcg_update_tcp_max). This group keeps it on while sandboxes come and go.
+		if err := setTCP(fd, ".", 0); err != nil {
+			_ = v.close()
+			return nil, err
+		}
+	}
 	if v.lacksSwap() {
 		v.lacks = append(v.lacks, "swap")
 	}
