@@ -5,6 +5,8 @@
 //	defer undo.Run()
 //	…
 //	undo.Release()
+//
+// What belongs here: the stack. What does not: any step; those are their callers'.
 package cleanup
 
 // Stack holds the undo steps taken so far. It is not safe for concurrent use.

@@ -1,6 +1,9 @@
 // Package clock injects time, so that timers and deadlines can be tested without waiting.
 //
-// Production code takes a Clock; New gives the real one. Tests use testing/synctest or a Fake.
+// What belongs here: telling time and making timers. What does not: deciding what is due.
+//
+// Production code takes a Clock; New gives the real one. Tests use testing/synctest or one of their
+// own.
 package clock
 
 import "time"

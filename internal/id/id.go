@@ -2,6 +2,8 @@
 //
 // A sandbox id is 20 characters of [a-z0-9], so that it is a DNS label (RFC 1035) everywhere;
 // other ids carry a prefix that tells what they name.
+//
+// What belongs here: making ids, and checking their form. What does not: looking up what they name.
 package id
 
 import "crypto/rand"

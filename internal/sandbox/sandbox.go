@@ -1,8 +1,10 @@
 // Package sandbox is the domain: what a sandbox is, which changes of state are legal, and the
 // Manager, the only one that makes them.
 //
-// It knows no wire protocol: packages api, e2b and mcp translate to it. It reaches the kernel only
-// through an isolation.Backend, and files only through package rootfs and the guest.
+// What belongs here: states, rules about them, timers, limits, idempotency, and what is recorded of
+// each change. What does not: wire protocols, which packages api, e2b and mcp translate to it; who a
+// caller is, which package policy finds out; the kernel, which it reaches only through an
+// isolation.Backend; and files, only through package rootfs and the guest.
 package sandbox
 
 import (
