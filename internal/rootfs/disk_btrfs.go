@@ -165,7 +165,7 @@ func (d *btrfsDisk) limit(l *layer, bytes, _ int64) (DiskLimit, error) {
 	if given < min(wanted, minGrant) {
 		if given = min(wanted, d.makeRoomLocked()/2); given < min(wanted, minGrant) {
 			return DiskLimit{}, errs.New(errs.ResourceExhausted, "the store is full").
-				WithHint("delete sandboxes, or give the server a larger image (--disk-image)")
+				WithHint("delete sandboxes; a larger store needs a new data directory: casemate serve --store-size")
 		}
 	}
 	if err := btrfs.Limit(l.dir, given); err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"syscall"
 
 	"casemate.dev/internal/errs"
@@ -197,26 +196,27 @@ func (s *Store) empty(ctx context.Context) {
 	}
 }
 
-// Sweep removes the writable layers of sandboxes that are not in keep, and says which.
+// Sweep removes what is there of sandboxes that are not in keep, and says which layers that were.
 func (s *Store) Sweep(ctx context.Context, keep map[string]bool) ([]string, error) {
-	entries, err := os.ReadDir(s.area("live"))
-	if err != nil {
-		return nil, err
-	}
 	var removed []string
-	for _, e := range entries {
-		if keep[e.Name()] {
-			continue
-		}
-		if err := errors.Join(s.throwAway(s.live(e.Name())), s.unuse(e.Name())); err != nil {
+	for _, area := range []string{s.area("live"), s.useDir()} { // a create that was killed may have only one
+		entries, err := os.ReadDir(area)
+		if err != nil {
 			return removed, err
 		}
-		if err := ctx.Err(); err != nil {
-			return removed, err
+		for _, e := range entries {
+			name := e.Name()
+			if keep[name] {
+				continue
+			}
+			if err := errors.Join(ctx.Err(), s.throwAway(s.live(name)), s.unuse(name)); err != nil {
+				return removed, err
+			}
+			if area != s.useDir() {
+				removed = append(removed, "layer "+name)
+			}
 		}
-		removed = append(removed, "layer "+e.Name())
 	}
-	slices.Sort(removed)
 	return removed, nil
 }
 

@@ -129,6 +129,12 @@ func TestPlanLimitRelease(t *testing.T) {
 		if err != nil || len(removed) != 1 || removed[0] != "layer "+other {
 			t.Errorf("sweep took %v %v, want layer %s", removed, err, other)
 		}
+		if err := s.use(id.Sandbox(), s.templates.host.dir); err != nil { // a create that was killed here
+			t.Fatal(err)
+		}
+		if removed, err := s.Sweep(t.Context(), nil); err != nil || len(removed) != 0 {
+			t.Errorf("sweep took %v %v", removed, err)
+		}
 		testenv.Eventually(t, limit, "trash is empty", func() bool {
 			left, err := os.ReadDir(s.area("trash"))
 			return err == nil && len(left) == 0

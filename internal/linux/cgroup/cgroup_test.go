@@ -60,6 +60,31 @@ func create(t *testing.T, h *Hierarchy, l Limits) *Group {
 	return g
 }
 
+// settled gives a group a guest, without which v2 does not split the limits between guest and payload.
+func settled(t *testing.T, h *Hierarchy, l Limits) *Group {
+	t.Helper()
+	g := create(t, h, l)
+	if h.Version() == 1 {
+		return g
+	}
+	cmd := exec.Command("/bin/sleep", "600")
+	err := g.InGuest(func(dir int) error {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: dir}
+		return cmd.Start()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if err := g.Settle(cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
 // versions runs a test on both versions; on v2 where the host has controllers on v1 limits are not to
 // be had, and only the core is tested.
 func versions(t *testing.T, f func(t *testing.T, h *Hierarchy)) {

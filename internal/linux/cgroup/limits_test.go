@@ -3,8 +3,11 @@ package cgroup
 import (
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
 )
@@ -32,7 +35,7 @@ const (
 
 func TestMemoryLimit(t *testing.T) {
 	h := open(t, Open)
-	small := create(t, h, Limits{MemoryBytes: 40 << 20})
+	small := settled(t, h, Limits{MemoryBytes: 40 << 20})
 	out, err := run(t, small, "prc_a", eat100M)
 	if err == nil {
 		t.Errorf("ate 100 MB of 40: %q", out)
@@ -45,7 +48,7 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("peak %d is above the limit", u.MemoryPeak)
 	}
 	// Twin: the same with room for it.
-	large := create(t, h, Limits{MemoryBytes: 400 << 20})
+	large := settled(t, h, Limits{MemoryBytes: 400 << 20})
 	if out, err := run(t, large, "prc_a", eat100M); err != nil || !strings.Contains(out, "ate") {
 		t.Errorf("twin: %q %v", out, err)
 	}
@@ -62,7 +65,7 @@ func TestMemoryLimit(t *testing.T) {
 
 func TestMemoryLimitBelowUsageIsRefused(t *testing.T) {
 	h := open(t, Open)
-	g := create(t, h, Limits{MemoryBytes: 400 << 20})
+	g := settled(t, h, Limits{MemoryBytes: 400 << 20})
 	s, err := g.NewScope("prc_a")
 	if err != nil {
 		t.Fatal(err)
@@ -82,11 +85,11 @@ func TestMemoryLimitBelowUsageIsRefused(t *testing.T) {
 
 func TestPidsLimit(t *testing.T) {
 	h := open(t, Open)
-	small := create(t, h, Limits{Pids: 20})
+	small := settled(t, h, Limits{Pids: 20})
 	if out, _ := run(t, small, "prc_a", fork50); strings.Contains(out, "forked") {
 		t.Errorf("50 processes fit into 20: %q", out)
 	}
-	large := create(t, h, Limits{Pids: 100})
+	large := settled(t, h, Limits{Pids: 100})
 	if out, err := run(t, large, "prc_a", fork50); err != nil || !strings.Contains(out, "forked") {
 		t.Errorf("twin: %q %v", out, err)
 	}
@@ -95,7 +98,7 @@ func TestPidsLimit(t *testing.T) {
 // A fork bomb is killed as a whole while it forks.
 func TestForkBombIsKilled(t *testing.T) {
 	h := open(t, Open)
-	g := create(t, h, Limits{MemoryBytes: 256 << 20, Pids: 200, CPUs: 1})
+	g := settled(t, h, Limits{MemoryBytes: 256 << 20, Pids: 200, CPUs: 1})
 	s, err := g.NewScope("prc_bomb")
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +119,7 @@ func TestForkBombIsKilled(t *testing.T) {
 
 func TestCPULimit(t *testing.T) {
 	h := open(t, Open)
-	g := create(t, h, Limits{CPUs: 0.2})
+	g := settled(t, h, Limits{CPUs: 0.2})
 	s, err := g.NewScope("prc_a")
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +147,7 @@ func TestDevicesOutsideTheListAreRefused(t *testing.T) {
 	if h.Version() != 1 {
 		return // v2 has no device controller; nodev and no mknod hold there
 	}
-	g := create(t, h, Limits{})
+	g := settled(t, h, Limits{})
 	node := t.TempDir() + "/mem"
 	if out, err := exec.Command("/bin/mknod", node, "c", "1", "1").CombinedOutput(); err != nil {
 		t.Fatalf("%s %v", out, err)
@@ -163,7 +166,7 @@ func TestDevicesOutsideTheListAreRefused(t *testing.T) {
 // The guest goes on while the payload is at all its limits.
 func TestGuestHasAReserve(t *testing.T) {
 	h := open(t, Open)
-	g := create(t, h, Limits{MemoryBytes: 40 << 20, Pids: 20, CPUs: 0.1})
+	g := settled(t, h, Limits{MemoryBytes: 40 << 20, Pids: 20, CPUs: 0.1})
 	s, err := g.NewScope("prc_a")
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +178,19 @@ func TestGuestHasAReserve(t *testing.T) {
 	guest := exec.Command("/bin/sh", "-c", "for i in $(seq 30); do sleep 0.1 & done; wait; echo alive")
 	var out strings.Builder
 	guest.Stdout = &out
-	if err := g.InGuest(func(int) error { return guest.Start() }); err != nil {
+	err = g.InGuest(func(dir int) error {
+		if dir >= 0 {
+			// The guest is there already, in a group of its own.
+			fd, err := openDir(dir, "guest")
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			guest.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
+		}
+		return guest.Start()
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := guest.Wait(); err != nil || out.String() != "alive\n" {
