@@ -141,6 +141,7 @@ type setup struct {
 	reply  guestwire.LaunchReply
 	began  time.Time
 	micros map[string]int64
+	thread *spawn.Thread
 	// detached tells once that the staging area is gone. Nothing may be started before that.
 	detached chan error
 }
@@ -243,6 +244,9 @@ func (s *setup) prepare(dev, sys *os.File) error {
 		return err
 	}
 
+	// The thread that will start every process waits for its walls from here on.
+	s.thread = spawn.Prepare()
+
 	// What is left to do needs less, and so does PID 1 from then on. Overlayfs acts on the layers with
 	// the capabilities of who mounted it, so those on files stay.
 	return caps.LimitProcess(caps.Of(
@@ -337,7 +341,7 @@ func (s *setup) settle() (*spawn.Spawner, error) {
 
 	// The walls come last, since their thread can't mount any more, and before any process: every
 	// process is forked from it.
-	spawner, err := spawn.New(l.Walls, join)
+	spawner, err := s.thread.Raise(l.Walls, join)
 	closeAll(join)
 	if err != nil {
 		return nil, fmt.Errorf("walls: %w", err)

@@ -15,6 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	// The guest is built while the tests run; this tells go test that its answers depend on it.
+	_ "casemate.dev/internal/guest"
+	_ "casemate.dev/internal/guest/launch"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
