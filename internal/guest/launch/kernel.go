@@ -17,12 +17,17 @@ const safe = mount.NoSuid | mount.NoDev | mount.NoExec
 
 func procFS() (*os.File, error) { return mount.New("proc", safe) }
 
+// maxTerminals bounds the terminals of one sandbox. All sandboxes of a host share kernel.pty.max less
+// kernel.pty.reserve, 3,072 by default: one that opened them all left none to the others.
+const maxTerminals = "64"
+
 // devPTS makes a file system of terminals. gid 5 is tty wherever terminals have a group; 0666 is for
 // the multiplexer.
 func devPTS() (*os.File, error) {
 	return mount.New("devpts", mount.NoSuid|mount.NoExec,
 		mount.Option{Key: "newinstance"}, mount.Option{Key: "ptmxmode", Value: "0666"},
-		mount.Option{Key: "mode", Value: "0620"}, mount.Option{Key: "gid", Value: "5"})
+		mount.Option{Key: "mode", Value: "0620"}, mount.Option{Key: "gid", Value: "5"},
+		mount.Option{Key: "max", Value: maxTerminals})
 }
 
 // shm makes the file system for shared memory, bounded apart from the disk since it is none.
@@ -124,11 +129,18 @@ func checkNull(root int) error {
 }
 
 // masked are the paths of /proc that tell about or act on the host: OCI's list (runtime-spec's
-// default in containerd and Docker).
+// default in containerd and Docker), and what describes the host's boot, disks and kernel beyond what
+// programs look up. The command line names its services and may hold keys.
 func masked() []string {
 	return []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
 		"/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+
+		"/proc/cmdline", "/proc/bootconfig", "/proc/config.gz", "/proc/modules", "/proc/kallsyms", "/proc/kmsg",
+		"/proc/partitions", "/proc/diskstats", "/proc/swaps", "/proc/mdstat",
+		"/proc/iomem", "/proc/ioports", "/proc/dma", "/proc/mtrr", "/proc/consoles",
+		"/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/kpagecount", "/proc/kpageflags",
+		"/proc/kpagecgroup",
 	}
 }
 

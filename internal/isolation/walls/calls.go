@@ -39,9 +39,8 @@ func allowed() []row {
 		{"watch files: editors, bundlers, tail -f", "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch"},
 		{"asynchronous I/O of databases and nginx; io_uring is refused", "io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents"},
 
-		{"memory of the caller itself", "brk mmap munmap mprotect mremap madvise msync mincore mlock mlock2 munlock mlockall munlockall mseal"},
+		{"memory of the caller itself", "brk munmap mprotect mremap madvise msync mincore mlock mlock2 munlock mlockall munlockall mseal"},
 		{"protection keys and shadow stacks: V8, glibc", "pkey_alloc pkey_free pkey_mprotect map_shadow_stack"},
-		{"anonymous files: compilers, runtimes, Wayland-style IPC", "memfd_create"},
 		{"where memory lies; changing it is refused", "get_mempolicy"},
 		{"barriers and restartable sequences: allocators, JVM", "membarrier rseq"},
 

@@ -43,6 +43,17 @@ func conditional() []filter.Entry {
 			[]filter.Test{bits(0, newNamespaces, 0)}),
 		only("unshare", refused, "files and working directory of a thread, but no namespaces",
 			[]filter.Test{bits(0, newNamespaces|unix.CLONE_NEWTIME, 0)}),
+		filter.Entry{
+			Call: "mmap", Otherwise: seccomp.Allow,
+			Reason: "memory of the caller itself; but no huge pages from the pool that the host set aside for " +
+				"others, which no memory limit counts. The error is that of an empty pool",
+			Clauses: []filter.Clause{when(seccomp.Errno(unix.ENOMEM), bits(3, unix.MAP_HUGETLB, unix.MAP_HUGETLB))},
+		},
+		filter.Entry{
+			Call: "memfd_create", Otherwise: seccomp.Allow,
+			Reason:  "anonymous files: compilers, runtimes, Wayland-style IPC; no huge pages, as in mmap",
+			Clauses: []filter.Clause{when(seccomp.Errno(unix.ENOMEM), bits(1, unix.MFD_HUGETLB, unix.MFD_HUGETLB))},
+		},
 		only("prlimit64", refused, "own limits only: prlimit(1, NOFILE, 3) starved the guest",
 			[]filter.Test{arg(0, 0)}),
 		only("sched_setscheduler", refused, "no realtime: it would keep other sandboxes off the processor",

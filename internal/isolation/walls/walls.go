@@ -125,7 +125,13 @@ func CapabilityNames(p isolation.Profile) []string { return caps.Names(Capabilit
 // rlimits sets what a process may not raise. A piped core_pattern ignores RLIMIT_CORE; the value
 // only keeps core files out of the sandbox's disk.
 func rlimits(o Options) []guestwire.Rlimit {
-	out := []guestwire.Rlimit{{Resource: unix.RLIMIT_CORE, Max: 0}}
+	out := []guestwire.Rlimit{
+		{Resource: unix.RLIMIT_CORE, Max: 0},
+		// The server may have been started with rights that it passes on: realtime, or a better priority
+		// than the other sandboxes'.
+		{Resource: unix.RLIMIT_RTPRIO, Max: 0},
+		{Resource: unix.RLIMIT_NICE, Max: 0},
+	}
 	if o.OpenFiles > 0 {
 		out = append(out, guestwire.Rlimit{Resource: unix.RLIMIT_NOFILE, Max: uint64(o.OpenFiles)})
 	}
