@@ -163,7 +163,14 @@ func (p *process) settleLocked() (wait time.Duration, due bool) {
 
 // finish makes the end known.
 func (p *process) finish() {
-	p.recount()
+	p.mu.Lock()
+	alone := p.exit.alone
+	p.mu.Unlock()
+	if alone {
+		p.empty()
+	} else {
+		p.recount()
+	}
 	p.out.Finish()
 	close(p.done)
 }
@@ -178,10 +185,22 @@ func (p *process) recount() int {
 	}
 	p.leftover = len(pids)
 	if p.leftover == 0 {
-		p.tree.close()
-		p.tree = emptyTree{}
+		p.emptyLocked()
 	}
 	return p.leftover
+}
+
+// empty lets go of the tree, in which nothing lives any more.
+func (p *process) empty() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.emptyLocked()
+}
+
+func (p *process) emptyLocked() {
+	p.leftover = 0
+	p.tree.close()
+	p.tree = emptyTree{}
 }
 
 // emptyTree is what is left of a tree when all of it has ended.

@@ -30,6 +30,9 @@ type reaper struct {
 type exit struct {
 	status unix.WaitStatus
 	usage  unix.Rusage
+	// alone says that afterwards PID 1 had no child at all. Then nothing runs in the sandbox, and what
+	// has ended left nothing behind: known without looking.
+	alone bool
 }
 
 // child is a process that was started and not yet reaped.
@@ -108,7 +111,8 @@ func (r *reaper) run() {
 
 // reap takes every zombie there is.
 func (r *reaper) reap() {
-	var orphans bool
+	var orphans, alone bool
+	var ended []func(alone bool)
 	for {
 		var e exit
 		r.mu.Lock()
@@ -118,6 +122,7 @@ func (r *reaper) reap() {
 			if err == unix.EINTR {
 				continue
 			}
+			alone = err == unix.ECHILD
 			break
 		}
 		c := r.children[pid]
@@ -132,8 +137,14 @@ func (r *reaper) reap() {
 		}
 		r.mu.Unlock()
 		if c != nil {
-			c.ended(e)
+			ended = append(ended, func(alone bool) {
+				e.alone = alone
+				c.ended(e)
+			})
 		}
+	}
+	for _, tell := range ended {
+		tell(alone)
 	}
 	if orphans && r.orphaned != nil {
 		r.orphaned()

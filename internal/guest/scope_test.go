@@ -13,7 +13,7 @@ import (
 )
 
 // scope is a freezer control group of version 1 for one process, as the server makes it.
-func scope(t *testing.T, id string) (layout []string, open []*os.File) {
+func scope(t testing.TB, id string) (layout []string, open []*os.File) {
 	t.Helper()
 	dir := filepath.Join("/sys/fs/cgroup/freezer", fmt.Sprintf("casemate-guest-%d-%s", os.Getpid(), id))
 	if err := os.Mkdir(dir, 0o755); err != nil {
