@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -230,7 +231,7 @@ func TestChangesOfAHostileTree(t *testing.T) {
 		for path, want := range map[string]string{
 			"/edit": "modified other", "/d": "modified symlink", "/magic": "added symlink", "/" + long: "added file",
 			"/\x1b[31mred\n": "added file", "/.wh.removed": "added file", "/sock": "added other", "/removed": "",
-			strings.Repeat("/deep", 5000): "added dir", "/d/etc": "",
+			strings.Repeat("/deep", 819): "added dir", strings.Repeat("/deep", 820): "", "/d/etc": "",
 		} {
 			if got := find(path); got != want {
 				t.Errorf("%.40q: %q, want %q", path, got, want)
@@ -248,14 +249,55 @@ func TestChangesOfAHostileTree(t *testing.T) {
 	})
 }
 
+// VULNERABILITY: the server holds every path of an answer, and the paths of a chain of directories add
+// up to the square of its length.
+// ATTACK: 3,000 directories with names of 250 bytes, one in the other: 1.1 GB of paths.
+// VERIFIES: the answer holds what can be named, and the server little memory.
+func TestChangesOfADeepTreeAreFew(t *testing.T) {
+	every(t, func(t *testing.T, s *Store) {
+		box, p := plan(t, s, Request{DiskBytes: 128 << 20})
+		p.Lowers = []string{lower(t)}
+		deepenBy(t, p.Upper, strings.Repeat("d", 250), 3000)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		got, err := s.Changes(t.Context(), box, p, "")
+		runtime.ReadMemStats(&after)
+		must(t, err)
+		if len(got) != 16 { // 16 × 251 < 4,096
+			t.Errorf("%d changes", len(got))
+		}
+		if used := after.TotalAlloc - before.TotalAlloc; used > 32<<20 {
+			t.Errorf("%d MB for a listing of a few names", used>>20)
+		}
+		must(t, s.Release(t.Context(), box))
+	})
+}
+
+// The answer is bounded, and says so rather than leave out something.
+func TestTooManyChanges(t *testing.T) {
+	d := differ{prefix: "/", changes: make([]Change, maxChanges+1)}
+	if err := d.visit(fd.Entry{Path: "x"}); !errs.Is(err, errs.ResourceExhausted) {
+		t.Errorf("by number: %v", err)
+	}
+	d = differ{prefix: "/", paths: maxChangePaths + 1}
+	if err := d.visit(fd.Entry{Path: "x"}); !errs.Is(err, errs.ResourceExhausted) {
+		t.Errorf("by their paths: %v", err)
+	}
+}
+
 // deepen makes a chain of directories, too long for any path.
 func deepen(t *testing.T, dir string, depth int) {
+	t.Helper()
+	deepenBy(t, dir, "deep", depth)
+}
+
+func deepenBy(t *testing.T, dir, name string, depth int) {
 	t.Helper()
 	at, err := fd.OpenRoot(dir)
 	must(t, err)
 	for range depth {
-		must(t, syscall.Mkdirat(int(at.Fd()), "deep", 0o755))
-		next, err := fd.OpenDir(at, "deep")
+		must(t, syscall.Mkdirat(int(at.Fd()), name, 0o755))
+		next, err := fd.OpenDir(at, name)
 		must(t, err)
 		_ = at.Close()
 		at = next

@@ -70,7 +70,7 @@ func (r *fakeRoots) Sweep(_ context.Context, keep map[string]bool) ([]string, er
 }
 
 func (r *fakeRoots) Changes(_ context.Context, id string, _ rootfs.Plan, workspace string) ([]rootfs.Change, error) {
-	return []rootfs.Change{{Op: "added", Path: workspace + "/" + id}}, nil
+	return []rootfs.Change{{Op: "added", Path: workspace + "/" + id + "\xff"}}, nil
 }
 
 func (r *fakeRoots) Templates(context.Context) ([]rootfs.Template, error) {

@@ -38,7 +38,7 @@ func (m *Manager) Usage(ctx context.Context, p Principal, ref string) (Usage, er
 }
 
 // Changes tells which files differ from the template, or with workspace, the target of one, from
-// that workspace's source.
+// that workspace's source. Paths are text as in Files.
 func (m *Manager) Changes(ctx context.Context, p Principal, ref, workspace string) ([]Change, error) {
 	b, err := m.alive(ctx, p, ref)
 	if err != nil {
@@ -51,7 +51,13 @@ func (m *Manager) Changes(ctx context.Context, p Principal, ref, workspace strin
 		return nil, errs.New(errs.NotFound, "sandbox %s has no workspace at %s", b.id, quote(workspace)).
 			WithHint("casemate inspect shows its workspaces")
 	}
-	return m.cfg.Roots.Changes(ctx, b.id, plan, workspace)
+	changes, err := m.cfg.Roots.Changes(ctx, b.id, plan, workspace)
+	for i := range changes {
+		// A name may hold any byte, and one that is no text would fail the whole answer: so a program
+		// could hide what it changed.
+		changes[i].Path = guestwire.Escape(changes[i].Path)
+	}
+	return changes, err
 }
 
 // Events returns a sandbox's events with a counter greater than after, oldest first, at most limit

@@ -2,7 +2,9 @@ package fd
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 
@@ -110,11 +112,18 @@ func step(top *frame, name string, depth int, visit func(Entry) error) (*frame, 
 	return &f, err
 }
 
+// maxNames bounds the names of one directory, which a walk holds all at once to sort them.
+const maxNames = 1 << 20
+
 func newFrame(dir *os.File, path string) (frame, error) {
 	self, err := Stat(dir)
 	if err == nil {
 		var names []string
-		if names, err = dir.Readdirnames(-1); err == nil {
+		names, err = dir.Readdirnames(maxNames + 1)
+		switch {
+		case err == nil && len(names) > maxNames:
+			err = fmt.Errorf("walk: a directory holds more than %d entries", maxNames)
+		case err == nil || errors.Is(err, io.EOF):
 			slices.Sort(names)
 			return frame{dir: dir, self: self, path: path, names: names}, nil
 		}
