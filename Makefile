@@ -99,7 +99,7 @@ cross: ## Build and vet for arm64
 
 .PHONY: bench
 bench: build ## Measure against fork+exec, bubblewrap and runc on this machine
-	$(BIN)/casemate bench $(if $(ONLY),--only $(ONLY))
+	test/bench.sh $(if $(ONLY),--only $(ONLY))
 
 .PHONY: nightly
 nightly: build ## The long ones: fuzzing, soak, building base, cgroup v2 in QEMU
