@@ -24,7 +24,6 @@ var layers = [...][]string{
 	{"internal/template/"},
 	{"internal/sandbox/"},
 	{"internal/isolation/conformance/"},
-	{"internal/isolation/posture/"},
 	{"internal/isolation/namespace/", "internal/isolation/gvisor/", "internal/isolation/wasm/", "internal/isolation/fake/"},
 	{"internal/isolation/"},
 	{"internal/guestbin/"},
@@ -76,7 +75,7 @@ var laws = [...]law{
 	},
 	{
 		from:   []string{"internal/isolation/"},
-		except: []string{"internal/isolation/conformance/", "internal/isolation/posture/"},
+		except: []string{"internal/isolation/conformance/"},
 		allow: []string{
 			"internal/isolation/", "internal/guestwire/", "internal/guestbin/", "internal/linux/", "internal/rootfs/",
 			"internal/errs/", "internal/cleanup/", "internal/clock/", "internal/id/",
@@ -139,7 +138,7 @@ var laws = [...]law{
 // testsOnly are packages that no program may link.
 var testsOnly = [...]string{
 	module + "internal/testenv/", module + "internal/archtest/", module + "internal/isolation/fake/",
-	module + "internal/isolation/conformance/", module + "internal/isolation/posture/", "testing/",
+	module + "internal/isolation/conformance/", "testing/",
 }
 
 func matches(p string, prefixes []string) bool {

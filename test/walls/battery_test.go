@@ -1,11 +1,15 @@
 package walls
 
 import (
+	"flag"
+	"strings"
 	"testing"
 
 	"casemate.dev/internal/selftest"
 	"casemate.dev/internal/testenv"
 )
+
+var only = flag.String("only", "", "cases of the battery to run, as C,D02")
 
 // TestBattery attacks sandboxes of both profiles from inside. Package selftest shows for each case that
 // it can fail.
@@ -14,7 +18,7 @@ func TestBattery(t *testing.T) {
 	h := newHost(t)
 	for _, profile := range []string{"locked", "standard"} {
 		t.Run(profile, func(t *testing.T) {
-			report, err := selftest.Run(t.Context(), selftest.Options{Target: h, Profiles: []string{profile}})
+			report, err := selftest.Run(t.Context(), selftest.Options{Target: h, Profiles: []string{profile}, Only: strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })})
 			if err != nil {
 				t.Fatal(err)
 			}

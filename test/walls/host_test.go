@@ -7,7 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,34 +157,54 @@ func (b *box) Run(ctx context.Context, c selftest.Command) (selftest.Result, err
 		return selftest.Result{}, err
 	}
 	p.Scope = scope.Layout()
+	before, err := b.inst.Usage(ctx)
+	if err != nil {
+		return selftest.Result{}, errors.Join(err, scope.Close())
+	}
 	begun := time.Now()
 	_, stream, err := b.client.Run(ctx, guestwire.RunProcess{Start: p, Output: guestwire.OutputRequest{Follow: true}}, scope.Files())
 	if err != nil {
 		return selftest.Result{}, errors.Join(err, scope.Close())
 	}
 	defer stream.Close()
-	var out strings.Builder
-	for {
-		item, err := stream.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return selftest.Result{}, errors.Join(err, scope.Close())
-		}
-		if out.Len() < 1<<20 {
-			out.Write(item.Data)
-		} else if tail := item.Data; len(tail) < 64 {
-			out.Write(tail)
-		}
+	out, err := headAndTail(stream)
+	if err != nil {
+		return selftest.Result{}, errors.Join(err, scope.Close())
 	}
 	info := stream.Info()
 	if info.Leftover == 0 {
 		err = scope.Close()
 	}
+	end := string(info.End)
+	// As the Manager does: the guest saw a kill, the kernel's accounting tells why.
+	if after, usageErr := b.inst.Usage(ctx); usageErr == nil && info.Signal == int(syscall.SIGKILL) && after.OOMKills > before.OOMKills {
+		end = string(guestwire.EndOOMKilled)
+	}
 	return selftest.Result{
-		End: string(info.End), Code: info.Code, Signal: info.Signal, Output: out.String(), Bytes: info.Bytes, Took: time.Since(begun),
+		End: end, Code: info.Code, Signal: info.Signal, Output: out, Bytes: info.Bytes, Took: time.Since(begun),
 	}, err
+}
+
+// headAndTail reads a stream to its end and keeps the first MiB and the last piece.
+func headAndTail(stream *guestwire.OutputStream) (string, error) {
+	var head, tail []byte
+	for {
+		item, err := stream.Next()
+		if errors.Is(err, io.EOF) {
+			return string(head) + string(tail), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if len(head) < 1<<20 {
+			head = append(head, item.Data...)
+			continue
+		}
+		tail = append(tail, item.Data...)
+		if over := len(tail) - 64<<10; over > 0 {
+			tail = append(tail[:0], tail[over:]...)
+		}
+	}
 }
 
 // List implements selftest.Sandbox.

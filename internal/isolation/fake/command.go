@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"casemate.dev/internal/guestwire"
-	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/fake/script"
 )
 
@@ -107,33 +105,6 @@ func processCommand(name string) script.Command {
 			p.mu.Unlock()
 			return out(sh, "%d %d\n", size.rows, size.cols)
 		}
-	}
-	return nil
-}
-
-// faultCommand returns the programs that make trouble.
-func faultCommand(name string) script.Command {
-	switch name {
-	case "crash": // the guest dies
-		return func(sh *script.Shell, _ []string) int {
-			taskOf(sh).machine.die(isolation.Exit{Reason: "guest_exited", Detail: "status 2"})
-			return 0
-		}
-	case "oom": // the kernel kills this process for the memory it asked for
-		return func(sh *script.Shell, _ []string) int { return allocate(sh, 1<<62) }
-	case "alloc": // alloc N: holds N bytes
-		return func(sh *script.Shell, argv []string) int { return allocate(sh, number(argv, 1)) }
-	case "spam": // spam N: N bytes of output
-		return runSpam
-	case "ignore-term":
-		return func(sh *script.Shell, _ []string) int {
-			taskOf(sh).ignore(int(syscall.SIGTERM), true)
-			return 0
-		}
-	case "echo-server":
-		return runEchoServer
-	case "http-server":
-		return runHTTPServer
 	}
 	return nil
 }
@@ -478,148 +449,4 @@ func runHostname(sh *script.Shell, _ []string) int {
 		return out(sh, "localhost\n")
 	}
 	return out(sh, "%s\n", claim.Hostname)
-}
-
-func allocate(sh *script.Shell, n int64) int {
-	t := taskOf(sh)
-	if t.machine.charge(t, n) {
-		return 0
-	}
-	if t == t.process.main {
-		t.process.setReason(guestwire.EndOOMKilled)
-	}
-	t.signal(int(syscall.SIGKILL))
-	return 137
-}
-
-func runSpam(sh *script.Shell, argv []string) int {
-	block := []byte(strings.Repeat(strings.Repeat("spam", 15)+"...\n", 512))
-	for left := number(argv, 1); left > 0; {
-		n, err := sh.Stdout.Write(block[:min(int64(len(block)), left)])
-		if err != nil {
-			return 1
-		}
-		left -= int64(n)
-	}
-	return 0
-}
-
-// fileCommand returns the programs that work on files.
-func fileCommand(name string) script.Command {
-	type action func(t *tree, u user, p string, flags string) error
-	var do action
-	switch name {
-	case "ls":
-		return runLs
-	case "mv", "cp", "ln":
-		return runTwoFiles
-	case "mkdir":
-		do = func(t *tree, u user, p, flags string) error {
-			_, err := t.mkdir(u, p, 0, strings.Contains(flags, "p"))
-			return err
-		}
-	case "rm", "rmdir":
-		do = func(t *tree, u user, p, flags string) error {
-			err := t.remove(u, p, strings.Contains(flags, "r"))
-			if err == syscall.ENOENT && strings.Contains(flags, "f") {
-				return nil
-			}
-			return err
-		}
-	case "touch":
-		do = func(t *tree, u user, p, _ string) error {
-			_, err := t.write(u, p, nil, writeOptions{appends: true})
-			return err
-		}
-	case "chmod":
-		return runChmod
-	default:
-		return nil
-	}
-	return func(sh *script.Shell, argv []string) int {
-		status, flags := 0, ""
-		for _, a := range argv[1:] {
-			if strings.HasPrefix(a, "-") {
-				flags += a[1:]
-				continue
-			}
-			u := userOf(sh)
-			if err := do(taskOf(sh).machine.tree, u, absolute(a, sh.Dir, u), flags); err != nil {
-				status = complain(sh, argv[0], "%s: %v", a, err)
-			}
-		}
-		return status
-	}
-}
-
-func runLs(sh *script.Shell, argv []string) int {
-	dir, u := sh.Dir, userOf(sh)
-	for _, a := range argv[1:] {
-		if !strings.HasPrefix(a, "-") {
-			dir = absolute(a, sh.Dir, u)
-		}
-	}
-	tree := taskOf(sh).machine.tree
-	if info, err := tree.stat(dir, true); err == nil && info.Type != guestwire.TypeDir {
-		return out(sh, "%s\n", path.Base(dir))
-	}
-	files, err := tree.list(u, dir, 1)
-	if err != nil {
-		_ = complain(sh, "ls", "cannot access %s: %v", dir, err)
-		return 2
-	}
-	for _, f := range files {
-		_ = out(sh, "%s\n", f.Name)
-	}
-	return 0
-}
-
-func runTwoFiles(sh *script.Shell, argv []string) int {
-	var names []string
-	for _, a := range argv[1:] {
-		if !strings.HasPrefix(a, "-") {
-			names = append(names, a)
-		}
-	}
-	if len(names) != 2 {
-		return complain(sh, argv[0], "two names are needed")
-	}
-	u, tree := userOf(sh), taskOf(sh).machine.tree
-	from, to := absolute(names[0], sh.Dir, u), absolute(names[1], sh.Dir, u)
-	var err error
-	switch argv[0] {
-	case "mv":
-		_, err = tree.move(u, from, to, true)
-	case "ln":
-		err = tree.symlink(u, names[0], to)
-	case "cp":
-		var data []byte
-		var info guestwire.FileInfo
-		if data, info, err = tree.read(u, from); err == nil {
-			_, err = tree.write(u, to, data, writeOptions{mode: info.Mode})
-		}
-	}
-	if err != nil {
-		return complain(sh, argv[0], "%v", err)
-	}
-	return 0
-}
-
-func runChmod(sh *script.Shell, argv []string) int {
-	if len(argv) != 3 {
-		return complain(sh, "chmod", "a mode and a name are needed")
-	}
-	mode64, err := strconv.ParseUint(argv[1], 8, 32)
-	mode := uint32(mode64)
-	if argv[1] == "+x" {
-		mode, err = 0o755, nil
-	}
-	if err == nil {
-		u := userOf(sh)
-		_, err = taskOf(sh).machine.tree.chmod(u, absolute(argv[2], sh.Dir, u), true, &mode, -1, -1)
-	}
-	if err != nil {
-		return complain(sh, "chmod", "%v", err)
-	}
-	return 0
 }
