@@ -91,19 +91,32 @@ func burst(ctx context.Context, b *bench) (Row, error) {
 	return r, nil
 }
 
+// processTrue times true over HTTP, in turns with the floor, so that both meet the machine in the same
+// mood.
 func processTrue(ctx context.Context, b *bench) (Row, error) {
+	const turns = 5
 	var all []time.Duration
-	err := b.withSandbox(ctx, func(id string) (err error) {
-		if _, err = repeat(ctx, 20, func() error { return b.runTrue(ctx, id) }); err != nil {
+	var floor Stats
+	err := b.withSandbox(ctx, func(id string) error {
+		if _, err := repeat(ctx, 20, func() error { return b.runTrue(ctx, id) }); err != nil {
 			return err
 		}
-		all, err = repeat(ctx, b.rounds(1000), func() error { return b.runTrue(ctx, id) })
-		return err
+		for range turns {
+			took, err := repeat(ctx, b.rounds(1000)/turns, func() error { return b.runTrue(ctx, id) })
+			if err != nil {
+				return err
+			}
+			all = append(all, took...)
+			s, err := b.floor.round(ctx, 1, b.rounds(500))
+			if err != nil {
+				return err
+			}
+			if s.Rate > floor.Rate {
+				floor = s
+			}
+		}
+		return nil
 	})
-	if err != nil {
-		return Row{}, err
-	}
-	floor, err := b.floor.each(ctx, 1, b.rounds(500))
 	if err != nil {
 		return Row{}, err
 	}
