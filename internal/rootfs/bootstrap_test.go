@@ -92,7 +92,7 @@ I: Base system installed successfully.
 // A build that is called off half way leaves no file, mount or process.
 func TestBuildLeavesNothingWhenCanceled(t *testing.T) {
 	testenv.NoLeaks(t)
-	s := open(t, Config{Mechanism: byTmpfs})
+	s := open(t, Config{Mechanism: light(t)})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	second := errors.New("not tried")

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"casemate.dev/internal/linux/fd"
 	"casemate.dev/internal/linux/quota"
 )
 
@@ -53,7 +54,12 @@ func (d projectDisk) remove(path string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(path); err != nil || project == 0 {
+	parent, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	if err := fd.RemoveAll(parent, filepath.Base(path)); err != nil || project == 0 {
 		return err
 	}
 	return quota.Limit(d.dir, project, 0, 0)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"casemate.dev/internal/errs"
 )
 
 // msNoSymFollow is MS_NOSYMFOLLOW (linux/mount.h), which package syscall lacks.
@@ -21,7 +23,26 @@ type tmpfsDisk struct{ dir string }
 
 func openTmpfs(dir string) (disk, error) {
 	d := tmpfsDisk{dir: filepath.Join(dir, "layers")}
-	return d, os.MkdirAll(d.dir, 0o700)
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return nil, err
+	}
+	return d, d.probe()
+}
+
+// probe tells whether an overlay can keep its marks here: without user attributes, which tmpfs has since
+// Linux 6.6, a directory that was removed and made again would not be empty.
+func (d tmpfsDisk) probe() error {
+	path := filepath.Join(d.dir, "probe")
+	l, err := d.create(path)
+	if err != nil {
+		return err
+	}
+	l.close()
+	err = syscall.Setxattr(d.files(path), "user.overlay.probe", []byte("y"), 0)
+	if err != nil {
+		err = errs.Wrap(err, errs.Unsupported, "this kernel's tmpfs can't hold layers (Linux 6.6 or newer can)")
+	}
+	return errors.Join(err, d.remove(path))
 }
 
 func (d tmpfsDisk) mechanism() string    { return byTmpfs }

@@ -46,7 +46,7 @@ func inside(root string, env map[string]string, argv ...string) (string, error) 
 
 func TestHostProgramsWork(t *testing.T) {
 	testenv.NoLeaks(t)
-	s := open(t, Config{Mechanism: byTmpfs})
+	s := open(t, Config{Mechanism: light(t)})
 	_, p := plan(t, s, Request{})
 	if p.User != "user" || p.Dir != "/home/user" || len(p.Binds) == 0 || p.Binds[0] != (Bind{Source: "/usr", Target: "/usr"}) {
 		t.Errorf("%+v", p)
@@ -76,7 +76,7 @@ func TestHostProgramsWork(t *testing.T) {
 
 // Nothing of this machine's own settings, users or keys shows.
 func TestHostExposesNothing(t *testing.T) {
-	s := open(t, Config{Mechanism: byTmpfs})
+	s := open(t, Config{Mechanism: light(t)})
 	_, p := plan(t, s, Request{})
 	root := p.Lowers[0]
 	for _, name := range []string{
@@ -128,7 +128,7 @@ func TestHostExposesNothing(t *testing.T) {
 // An update of the host makes another layer; running sandboxes keep theirs.
 func TestHostLayerIsMadeOnce(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Open(t.Context(), Config{DataDir: dir, Mechanism: byTmpfs})
+	s, err := Open(t.Context(), Config{DataDir: dir, Mechanism: light(t)})
 	must(t, err)
 	_, p := plan(t, s, Request{})
 	must(t, s.Close())
@@ -150,7 +150,7 @@ func TestHostLayerIsMadeOnce(t *testing.T) {
 }
 
 func TestTemplates(t *testing.T) {
-	s := open(t, Config{Mechanism: byTmpfs})
+	s := open(t, Config{Mechanism: light(t)})
 	all, err := s.Templates(t.Context())
 	must(t, err)
 	if len(all) != 2 || all[0].Name != "host" || !all[0].Ready || all[0].SizeBytes == 0 || all[1].Name != "base" || all[1].Ready {

@@ -170,10 +170,66 @@ func TestWalkSkipStopAndCancel(t *testing.T) {
 	}
 }
 
+func TestRemoveAll(t *testing.T) {
+	const depth = 5000
+	dir := deep(t, depth)
+	path := dir
+	for range 60 {
+		path += "/deep"
+		if err := os.WriteFile(path+"/f", nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(path+"/side", 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outside := t.TempDir()
+	if err := os.WriteFile(outside+"/keep", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, dir+"/deep/link"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2*batch + 10 { // more than one batch
+		if err := os.WriteFile(fmt.Sprintf("%s/deep/many%d", dir, i), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root := openRoot(t, dir)
+	for range 2 {
+		if err := RemoveAll(root, "deep"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names, err := Names(root); err != nil || len(names) != 0 {
+		t.Errorf("left %v %v", names, err)
+	}
+	if _, err := os.Stat(outside + "/keep"); err != nil {
+		t.Errorf("followed a link: %v", err)
+	}
+	for name, make := range map[string]func(string) error{
+		"file": func(p string) error { return os.WriteFile(p, nil, 0) },
+		"link": func(p string) error { return os.Symlink("/", p) },
+		"dir":  func(p string) error { return os.Mkdir(p, 0o755) },
+	} {
+		if err := make(dir + "/" + name); err != nil {
+			t.Fatal(err)
+		}
+		if err := RemoveAll(root, name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // deep makes a chain of directories, far longer than a path may be.
 func deep(t *testing.T, depth int) string {
 	t.Helper()
 	dir := t.TempDir()
+	t.Cleanup(func() { // os.RemoveAll takes a descriptor per level
+		if err := RemoveAll(openRoot(t, dir), "deep"); err != nil {
+			t.Error(err)
+		}
+	})
 	at := openRoot(t, dir)
 	for range depth {
 		if err := unix.Mkdirat(int(at.Fd()), "deep", 0o755); err != nil {
@@ -275,27 +331,27 @@ func TestXattrs(t *testing.T) {
 	if err := os.WriteFile(dir+"/f", nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setxattr(dir+"/f", "user.overlay.opaque", []byte("y"), 0); err != nil {
+	if err := unix.Setxattr(dir+"/f", "trusted.overlay.opaque", []byte("y"), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("f", dir+"/link"); err != nil {
 		t.Fatal(err)
 	}
 	root := openRoot(t, dir)
-	if v, ok, err := Xattr(root, "f", "user.overlay.opaque"); err != nil || !ok || v != "y" {
+	if v, ok, err := Xattr(root, "f", "trusted.overlay.opaque"); err != nil || !ok || v != "y" {
 		t.Errorf("%q %v %v", v, ok, err)
 	}
-	if _, ok, err := Xattr(root, "link", "user.overlay.opaque"); ok || err != nil && !errors.Is(err, fs.ErrPermission) {
+	if _, ok, err := Xattr(root, "link", "trusted.overlay.opaque"); ok || err != nil && !errors.Is(err, fs.ErrPermission) {
 		t.Errorf("followed a symlink: %v %v", ok, err)
 	}
 	names, err := Xattrs(root, "f")
-	if err != nil || !slices.Contains(names, "user.overlay.opaque") {
+	if err != nil || !slices.Contains(names, "trusted.overlay.opaque") {
 		t.Errorf("%v %v", names, err)
 	}
-	if err := RemoveXattr(root, "f", "user.overlay.opaque"); err != nil {
+	if err := RemoveXattr(root, "f", "trusted.overlay.opaque"); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, _ := Xattr(root, "f", "user.overlay.opaque"); ok {
+	if _, ok, _ := Xattr(root, "f", "trusted.overlay.opaque"); ok {
 		t.Error("still there")
 	}
 }
