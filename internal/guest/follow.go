@@ -69,8 +69,14 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 	defer rd.Close()
 	var gone <-chan struct{}
 	left := r.Limit
+	sent, narrowed := 0, false
 	for {
+		if sent >= wireQueue && !narrowed {
+			narrow(c.Conn)
+			narrowed = true
+		}
 		state, news, n, err := g.send(c, rd, left)
+		sent += n
 		if err != nil {
 			return nil // the connection is gone, so there is nobody to tell
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,7 @@ type Guest struct {
 	workers   *workers
 	memory    *memory
 	null      *os.File
+	dials     atomic.Int32 // connections to ports
 
 	// mu guards the fields below.
 	mu sync.RWMutex

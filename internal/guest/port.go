@@ -21,17 +21,53 @@ import (
 // dialLimit bounds connecting to a port: it is on this very machine.
 const dialLimit = 5 * time.Second
 
+const (
+	// maxDials bounds the connections to ports at one time.
+	maxDials = 256
+	// wireQueue and portQueue bound what the kernel queues on a connection whose other end does not read;
+	// it takes about twice that. By default it is 200 KB on a Unix socket and megabytes on TCP, charged to
+	// the guest: 300 clients of a port that stood still ended a sandbox.
+	wireQueue = 32 << 10
+	portQueue = 64 << 10
+)
+
+// narrow bounds what the kernel queues on a connection to the server. It costs a system call, so it is
+// for those that carry much.
+func narrow(c net.Conn) {
+	if u, ok := c.(*net.UnixConn); ok {
+		_ = u.SetWriteBuffer(wireQueue) // fails only on a connection that is gone
+	}
+}
+
+// narrowPort does so on both ways of a connection to a port. Before the connection is made, since the
+// window that is agreed on then depends on it (tcp(7)).
+func narrowPort(_, _ string, raw syscall.RawConn) error {
+	var err error
+	cerr := raw.Control(func(fd uintptr) {
+		err = errors.Join(
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, portQueue),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, portQueue))
+	})
+	return errors.Join(cerr, err)
+}
+
 // dial connects to a TCP port of the sandbox and joins it with the call's connection.
 func (g *Guest) dial(c *guestwire.Conn, call guestwire.Call) error {
 	var r guestwire.DialRequest
 	if err := guestwire.Unmarshal(call.Body, &r); err != nil {
 		return badBody(err)
 	}
+	if g.dials.Add(1) > maxDials {
+		g.dials.Add(-1)
+		return errs.New(errs.ResourceExhausted, "%d connections to the sandbox's ports are open already", maxDials)
+	}
+	defer g.dials.Add(-1)
 	port, err := dialPort(r)
 	if err != nil {
 		return err
 	}
 	defer port.Close()
+	narrow(c.Conn)
 	if err := c.Reply(nil); err != nil {
 		return err
 	}
@@ -58,7 +94,7 @@ func dialPort(r guestwire.DialRequest) (net.Conn, error) {
 	defer cancel()
 	var all error
 	for _, host := range hosts {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(r.Port)))
+		conn, err := (&net.Dialer{Control: narrowPort}).DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(r.Port)))
 		if err == nil {
 			return conn, nil
 		}

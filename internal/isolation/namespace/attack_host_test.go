@@ -6,7 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/linux/cgroup"
+	"casemate.dev/internal/testenv"
 )
 
 // VULNERABILITY: all terminals of a host come from one pool (kernel.pty.max).
@@ -78,5 +83,70 @@ for flags in (0, 4):
     print("made" if f >= 0 else os.strerror(ctypes.get_errno()), end=", ")
 '`)
 		wants(t, string(p), got, "mapped, Cannot allocate memory, made, Cannot allocate memory,")
+	}
+}
+
+// VULNERABILITY: what a reader does not take is queued by the kernel at the guest's expense: 200 KB for
+// each connection, so that 300 slow clients of a port ended a sandbox for want of memory.
+// ATTACK: as many connections as there may be, to a port and to a process's output, that nobody reads.
+// VERIFIES: the guest lives, and a process still starts and tells its output.
+func TestSlowReadersDoNotEndTheGuest(t *testing.T) {
+	h := newHost(t)
+	spec := newSpec(t, isolation.Locked)
+	spec.Limits.OpenFiles = 1024
+	x := start(t, h.backend(), spec)
+	const dials, followers = 300, 400
+	const pour = `
+import socket, threading
+l = socket.create_server(("127.0.0.1", 8000), backlog=512)
+def talk(c):
+    try:
+        while True: c.sendall(b"x" * 65536)
+    except OSError: pass
+while True: threading.Thread(target=talk, args=(l.accept()[0],), daemon=True).start() if threading.active_count() < 90 else held.append(l.accept()[0])
+`
+	server := guestwire.StartProcess{ID: id.New(id.Process), Argv: []string{"python3", "-c", "held = []\n" + pour}}
+	noise := guestwire.StartProcess{ID: id.New(id.Process), Argv: []string{"sh", "-c", "yes | head -c 8000000; sleep 1000"}, Buffer: 8 << 20}
+	for _, p := range []guestwire.StartProcess{server, noise} {
+		if _, err := x.client.Start(limited(t), p, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Eventually(t, patience, "the port listens", func() bool {
+		ports, err := x.client.Listenings(limited(t))
+		return err == nil && len(ports) == 1
+	})
+	open, refused := 0, 0
+	for range dials {
+		c, err := x.client.DialPort(limited(t), guestwire.DialRequest{Port: 8000})
+		if errs.Is(err, errs.ResourceExhausted) {
+			refused++
+			continue
+		}
+		if err != nil {
+			t.Fatalf("connection %d: %v", open, err)
+		}
+		open++
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	if refused == 0 {
+		t.Errorf("all of %d connections to ports are open", open)
+	}
+	for range followers {
+		s, err := x.client.Output(t.Context(), guestwire.OutputRequest{ID: noise.ID, Follow: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+	}
+	wants(t, "a process beside them", x.sh("echo alive"), "alive")
+	// Twin: without bounds of their own, the queues alone would be more than the guest may use.
+	def, err := os.ReadFile("/proc/sys/net/core/wmem_default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	each, _ := strconv.ParseInt(strings.TrimSpace(string(def)), 10, 64)
+	if most := cgroup.GuestReserve().MemoryBytes * 4 / 5; each*int64(open+followers) < most {
+		t.Errorf("twin: %d queues of %d bytes are less than %d", open+followers, each, most)
 	}
 }

@@ -41,7 +41,13 @@ func write(at int, path, value string) error {
 	if err != nil {
 		return pathError("open", path, err)
 	}
-	_, err = unix.Write(fd, []byte(value))
+	// A memory limit below the usage is reclaimed for until it fits or nothing more can be had, and any
+	// signal on the way ends that, such as those by which Go preempts (mem_cgroup_resize_max).
+	for {
+		if _, err = unix.Write(fd, []byte(value)); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
 	_ = unix.Close(fd)
 	return pathError("write "+value+" to", path, err)
 }
