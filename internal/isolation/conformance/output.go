@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/testenv"
@@ -138,12 +137,32 @@ func testHeldOutput(t *testing.T, h Harness) {
 			t.Fatalf("a held output lost %d bytes at %d", item.Gap, item.Offset)
 		}
 		got.Write(item.Data)
-		if n < 5 {
-			time.Sleep(10 * time.Millisecond) // a slow reader is what this is about
+		if n == 0 {
+			r.waitUntilStuck()
 		}
 	}
 	if out := got.String(); strings.Count(out, "\n") != 20000 || !strings.HasSuffix(out, "line 19999\n") {
 		t.Errorf("got %d lines", strings.Count(out, "\n"))
+	}
+}
+
+// waitUntilStuck waits until the process prints no more, since it waits for its reader: 20 looks in a row
+// see the same count.
+func (r *running) waitUntilStuck() {
+	r.box.t.Helper()
+	last, same := int64(-1), 0
+	waitFor(r.box.t, "the process waits for its reader", func() bool {
+		info, err := r.box.client.Get(limited(r.box.t), r.id)
+		if err != nil {
+			r.box.t.Fatalf("get: %v", err)
+		}
+		if same++; info.Bytes != last {
+			last, same = info.Bytes, 0
+		}
+		return same >= 20
+	})
+	if info, err := r.box.client.Get(limited(r.box.t), r.id); err != nil || info.End != guestwire.EndNone {
+		r.box.t.Errorf("a process whose reader lags did not wait: %+v, %v", info, err)
 	}
 }
 
