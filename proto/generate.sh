@@ -11,6 +11,6 @@ PATH="$tools:$PATH"
 export PATH
 mkdir -p "$out/proto" "$out/docs"
 buf lint
-buf generate --path casemate -o "$out/proto"
+buf generate --path casemate --path e2b -o "$out/proto"
 buf build --path casemate -o -#format=binpb | go run ./openapi >"$out/docs/openapi.yaml.new"
 mv "$out/docs/openapi.yaml.new" "$out/docs/openapi.yaml"
