@@ -137,6 +137,9 @@ type box struct {
 	inUse    int      // calls that count as activity and have not returned
 	lifetime clock.Timer
 	idle     clock.Timer
+	// up lasts while it is running; down ends it.
+	up   context.Context //nolint:containedctx // the life of a state, not of a call
+	down context.CancelFunc
 	// stop is set when a starting sandbox is to end; cancelStart makes its create notice.
 	stop        *ending
 	cancelStart context.CancelFunc
@@ -152,12 +155,14 @@ type ending struct {
 }
 
 func newBox(s Sandbox) *box {
-	return &box{
+	b := &box{
 		id: s.ID, owner: s.Owner, parent: s.Parent, name: s.Spec.Name, sb: s,
 		life:  make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		children: make(map[string]*box), procs: make(map[string]*proc),
 	}
+	b.up, b.down = context.WithCancel(context.Background())
+	return b
 }
 
 // snapshot returns the sandbox as callers see it.
@@ -169,7 +174,7 @@ func (b *box) snapshot() Sandbox {
 
 func (b *box) snapshotLocked() Sandbox {
 	s := b.sb
-	s.Spec.Labels = maps.Clone(s.Spec.Labels)
+	s.Spec.Labels, s.Spec.Extra = maps.Clone(s.Spec.Labels), maps.Clone(s.Spec.Extra)
 	s.Timings = maps.Clone(s.Timings)
 	return s
 }

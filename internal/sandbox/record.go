@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -95,6 +96,11 @@ func (m *Manager) becomeLocked(b *box, to State, e journal.Event, with ...store.
 		return journal.Pending{Event: e, Done: func() error { return err }}
 	}
 	b.sb.State = to
+	if to != Running {
+		b.down()
+	} else if b.up.Err() != nil {
+		b.up, b.down = context.WithCancel(context.Background())
+	}
 	return m.saveLocked(b, e, with...)
 }
 

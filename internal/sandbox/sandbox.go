@@ -76,7 +76,17 @@ type Spec struct {
 	Workspaces []Workspace
 	// AllowMissing names isolation layers that may be absent.
 	AllowMissing []string
+	// RestPaused makes the lifetime rest while the sandbox is paused, and begin anew when it is resumed.
+	RestPaused bool
+	// PauseAtEnd makes the end of the lifetime pause the sandbox rather than end it; it includes
+	// RestPaused.
+	PauseAtEnd bool
+	// Extra is what the interface that made the sandbox keeps with it. Nothing in this package reads it.
+	Extra map[string]string
 }
+
+// rests reports whether the lifetime rests while the sandbox is paused.
+func (s Spec) rests() bool { return s.RestPaused || s.PauseAtEnd }
 
 // Workspace is a host directory that shows inside as copy-on-write.
 type Workspace struct {

@@ -1,10 +1,15 @@
 package sandbox
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // A sandbox ends by itself in two ways.
 //
-// Its lifetime runs from its start, or from the last update of it, whether it is used, paused or not.
+// Its lifetime runs from its start, or from the last update of it, whether it is used, paused or not;
+// with Spec.RestPaused it rests while the sandbox is paused. With Spec.PauseAtEnd its end only pauses
+// the sandbox.
 //
 // Its idle limit runs from its last activity. Activity is a call that uses the sandbox: starting,
 // running, feeding, signalling or waiting for a process, reading or following output, file calls,
@@ -57,7 +62,63 @@ func (m *Manager) lifetimeFired(b *box) {
 		m.armLocked(b)
 		return
 	}
+	if b.sb.Spec.PauseAtEnd && b.sb.State == Running {
+		m.background(func() { m.pauseAtEnd(b) })
+		return
+	}
+	m.endOfLifetimeLocked(b)
+}
+
+func (m *Manager) endOfLifetimeLocked(b *box) {
 	m.beginEndLocked(b, EndLifetime, "its lifetime of "+b.sb.Spec.Lifetime.String()+" ran out")
+}
+
+// pauseAtEnd pauses a sandbox whose lifetime ran out, unless it is renewed meanwhile. One that can't
+// be paused ends: a lifetime is a promise.
+func (m *Manager) pauseAtEnd(b *box) {
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Defaults.Stop)
+	defer cancel()
+	expired := func() bool {
+		return !b.sb.ExpiresAt.IsZero() && !wall(m.clock.Now()).Before(b.sb.ExpiresAt)
+	}
+	_, err := m.freezeBox(ctx, "", b, Paused, expired)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.sb.State != Running || m.ctx.Err() != nil:
+	case !expired():
+		m.armLocked(b)
+	default:
+		m.log.Error("cannot pause a sandbox at the end of its lifetime, so it ends", "sandbox", b.id, "error", err)
+		m.endOfLifetimeLocked(b)
+	}
+}
+
+// live sets the lifetime anew, from now on; with extend it never brings the end nearer.
+func (s *Sandbox) live(now time.Time, lifetime time.Duration, extend bool) {
+	if s.State == Paused && s.Spec.rests() {
+		s.Spec.Lifetime = lifetime // it begins with the resume
+		return
+	}
+	var end time.Time
+	if lifetime > 0 {
+		end = now.Add(lifetime)
+	}
+	if extend && (s.ExpiresAt.IsZero() || !end.IsZero() && !end.After(s.ExpiresAt)) {
+		return
+	}
+	s.Spec.Lifetime, s.ExpiresAt = lifetime, end
+}
+
+// rest ends or begins the lifetime of a sandbox that is paused or resumed now, where it rests meanwhile.
+func (s *Sandbox) rest(now time.Time, to State) {
+	if !s.Spec.rests() {
+		return
+	}
+	s.ExpiresAt = time.Time{}
+	if to == Running && s.Spec.Lifetime > 0 {
+		s.ExpiresAt = now.Add(s.Spec.Lifetime)
+	}
 }
 
 func (m *Manager) idleFired(b *box) {

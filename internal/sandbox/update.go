@@ -13,10 +13,14 @@ type Update struct {
 	Labels *map[string]string
 	// Lifetime counts from now on; ≤ 0: no end.
 	Lifetime *time.Duration
+	// Extend keeps an end that is later than what Lifetime would make it.
+	Extend bool
 	// Idle ≤ 0 stands for no idle limit.
 	Idle *time.Duration
 	// Limits' zero fields stay as they are.
 	Limits *Limits
+	// Extra replaces what the interface keeps with the sandbox.
+	Extra *map[string]string
 }
 
 // Update changes labels, lifetime, idle limit or limits of a running or paused sandbox: all of it or
@@ -71,6 +75,9 @@ func (u Update) check() error {
 	if u.Limits != nil {
 		c.limits(*u.Limits)
 	}
+	if u.Extra != nil {
+		c.extra(*u.Extra)
+	}
 	return c.err
 }
 
@@ -100,10 +107,10 @@ func (m *Manager) applyLocked(b *box, u Update) {
 		s.Spec.Labels = maps.Clone(*u.Labels)
 	}
 	if u.Lifetime != nil {
-		s.Spec.Lifetime, s.ExpiresAt = *u.Lifetime, time.Time{}
-		if *u.Lifetime > 0 {
-			s.ExpiresAt = s.LastActive.Add(*u.Lifetime)
-		}
+		s.live(s.LastActive, *u.Lifetime, u.Extend)
+	}
+	if u.Extra != nil {
+		s.Spec.Extra = maps.Clone(*u.Extra)
 	}
 	if u.Idle != nil {
 		s.Spec.Idle = max(*u.Idle, 0)
@@ -150,6 +157,12 @@ func (m *Manager) freeze(ctx context.Context, p Principal, ref string, to State)
 	if b == nil {
 		return Sandbox{}, &TransitionError{ID: stopped.ID, From: stopped.State, To: to}
 	}
+	return m.freezeBox(ctx, p.ID, b, to, nil)
+}
+
+// freezeBox freezes or thaws b on behalf of actor; "" is the server itself. Where still is given, it
+// is asked under b.mu, and nothing changes where it says no.
+func (m *Manager) freezeBox(ctx context.Context, actor string, b *box, to State, still func() bool) (Sandbox, error) {
 	if err := b.acquire(ctx); err != nil {
 		return Sandbox{}, err
 	}
@@ -175,8 +188,13 @@ func (m *Manager) freeze(ctx context.Context, p Principal, ref string, to State)
 		defer b.mu.Unlock()
 		return Sandbox{}, &TransitionError{ID: b.id, From: b.sb.State, To: to}
 	}
+	if still != nil && !still() {
+		b.mu.Unlock()
+		return now, undo(context.WithoutCancel(ctx))
+	}
 	b.sb.LastActive = wall(m.clock.Now())
-	saved := m.becomeLocked(b, to, event(t, p.ID, struct{}{}))
+	b.sb.rest(b.sb.LastActive, to)
+	saved := m.becomeLocked(b, to, event(t, actor, struct{}{}))
 	m.armLocked(b)
 	s := b.snapshotLocked()
 	b.mu.Unlock()
@@ -195,6 +213,7 @@ func (m *Manager) unfreeze(ctx context.Context, b *box, from, to State, undo fun
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sb.State == to {
+		b.sb.rest(wall(m.clock.Now()), from)
 		back := event(journal.SandboxUpdated, "", map[string]State{"state": from})
 		m.becomeLocked(b, from, back)
 		m.armLocked(b)

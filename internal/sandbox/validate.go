@@ -23,6 +23,7 @@ const (
 	maxDuration   = 10 * 365 * 24 * time.Hour
 	minDuration   = time.Second
 	maxMissing    = 32
+	maxExtra      = 64 << 10
 	maxKey        = 255
 	maxExecution  = 30 * 24 * time.Hour
 )
@@ -57,6 +58,7 @@ func (c *checker) spec(s *Spec) error {
 	c.limits(s.Limits)
 	c.duration("lifetime", s.Lifetime)
 	c.duration("idle", s.Idle)
+	c.extra(s.Extra)
 	c.that(len(s.AllowMissing) <= maxMissing, "", "allow_missing has %d names, limit %d", len(s.AllowMissing), maxMissing)
 	for _, name := range s.AllowMissing {
 		c.that(shaped(name, 64, lowerOrNum, plus(lowerOrNum, "_.-"), lowerOrNum), "casemate doctor shows the names", "allow_missing: %s is no layer's name", quote(name))
@@ -75,6 +77,14 @@ func (c *checker) labels(labels map[string]string) {
 func (c *checker) labelKey(k string) {
 	c.that(shaped(k, 63, letterOrNum, plus(letterOrNum, "._/-"), letterOrNum),
 		"use letters, digits, . _ / and -, at most 63, as in team or example.com/task", "label %s is no label's name", quote(k))
+}
+
+func (c *checker) extra(extra map[string]string) {
+	size := 0
+	for k, v := range extra {
+		size += len(k) + len(v)
+	}
+	c.that(size <= maxExtra, "", "what is kept with the sandbox has %d bytes, limit %d", size, maxExtra)
 }
 
 func (c *checker) env(env map[string]string) {
