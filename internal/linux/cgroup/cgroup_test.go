@@ -21,8 +21,8 @@ import (
 	"casemate.dev/internal/id"
 )
 
-// limit bounds every wait in these tests.
-const limit = 10 * time.Second
+// limit bounds every wait in these tests; an emulated machine needs it.
+const limit = time.Minute
 
 // open opens a hierarchy of its own for the test and checks that nothing of it stays behind.
 func open(t *testing.T, openIt func(string) (*Hierarchy, error)) *Hierarchy {
