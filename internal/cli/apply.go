@@ -114,17 +114,22 @@ func heldBack(n int) error {
 
 // choose splits the changes into those to take, in an order that works, and the number left.
 func (r *review) choose(o applyOptions) (take []*change, left int) {
-	for _, c := range r.changes {
-		if o.withGit && inGit(c.path) {
+	replaced := map[string]bool{}
+	for _, c := range r.changes { // sorted, so that what lies above comes first
+		if o.withGit && c.git {
 			c.held = ""
 		}
 		if o.force {
 			c.newer = false
 		}
+		if c.held == "" && c.via != "" && !replaced[c.via] {
+			c.held = "here " + c.via + " is a link, and it would be written where that leads"
+		}
 		if c.held != "" || c.newer {
 			left++
 			continue
 		}
+		replaced[c.path] = c.kind == "dir" && c.op != "removed"
 		take = append(take, c)
 	}
 	// Removals first, the deepest first, so that a file can take a directory's name; then what is

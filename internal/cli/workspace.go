@@ -39,6 +39,10 @@ type change struct {
 	held  string
 	newer bool
 	runs  bool
+	// via is the link on the host that stands in the place of a directory above, git says that the change
+	// is what git runs.
+	via string
+	git bool
 }
 
 // openReview compares a workspace of a sandbox with its host folder. target chooses among several
@@ -110,7 +114,45 @@ func (r *review) load(ctx context.Context, only []string) error {
 		}
 	}
 	slices.SortFunc(r.changes, func(x, y *change) int { return strings.Compare(x.path, y.path) })
+	r.holdRepositories()
 	return nil
+}
+
+// holdRepositories holds back what would make a directory a repository of its own: git takes one that
+// holds HEAD, objects and refs for a bare repository, whose config says what it runs, and prompts and
+// editors run git wherever one goes.
+func (r *review) holdRepositories() {
+	there := func(p string) bool {
+		for _, c := range r.changes {
+			if c.path == p {
+				return c.op != "removed"
+			}
+		}
+		_, err := r.root.Lstat(p)
+		return err == nil
+	}
+	for _, c := range r.changes {
+		dir, name := path.Split(c.path)
+		if name == "HEAD" && c.op != "removed" && c.held == "" && there(dir+"objects") && there(dir+"refs") {
+			c.held, c.git = "with it git takes the directory for a repository and runs what its config says; take it with --with-git", true
+		}
+	}
+}
+
+// linkAbove returns the first directory above p that is a symbolic link on the host, "" for none.
+func (r *review) linkAbove(p string) string {
+	for at := 0; ; at++ {
+		next := strings.IndexByte(p[at:], '/')
+		if next < 0 {
+			return ""
+		}
+		at += next
+		if st, err := r.root.Lstat(p[:at]); err != nil {
+			return "" // nothing there, or Lstat of p itself says what is wrong
+		} else if st.Mode()&fs.ModeSymlink != 0 {
+			return p[:at]
+		}
+	}
 }
 
 // selected reports whether rel is one of only, or lies below one.
@@ -129,8 +171,10 @@ func selected(rel string, only []string) bool {
 
 // judge fills in what the host has, and whether the change may be taken.
 func (r *review) judge(ctx context.Context, c *change) error {
+	c.via = r.linkAbove(c.path)
 	st, err := r.root.Lstat(c.path)
 	switch {
+	case c.via != "": // what it leads to is not what the sandbox changed
 	case err == nil:
 		c.host = st
 	case !errors.Is(err, fs.ErrNotExist):
@@ -146,11 +190,15 @@ func (r *review) judge(ctx context.Context, c *change) error {
 		if !staysBelow(".", c.path, c.target) {
 			c.held = "it is a link that leads out of the folder"
 		}
+		if inGit(path.Join(path.Dir(c.path), c.target)) {
+			c.held, c.git = "it is a link into a repository's own folder; take it with --with-git", true
+		}
 	}
 	if c.kind == "other" && c.op != "removed" {
 		c.held = "it is neither a file nor a directory"
 	}
 	if inGit(c.path) {
+		c.git = true
 		c.held = "git runs what its configuration and hooks say; take it with --with-git"
 	}
 	c.runs = runsByItself(c.path) && c.op != "removed"
