@@ -1,14 +1,11 @@
 package api
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"errors"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
@@ -16,6 +13,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/portproxy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
@@ -62,55 +60,32 @@ type portManager interface {
 	DialPort(ctx context.Context, p sandbox.Principal, id string, port int) (net.Conn, error)
 }
 
-// portProxy passes requests on to ports inside sandboxes. What it forwards is written by code that
-// nobody trusts, and so is what comes back: no credential goes in, and nothing that could act in the
-// name of the server's origin comes out.
+// portProxy serves the path form of ports.
 type portProxy struct {
 	api    *API
 	inside portManager
-	proxy  *httputil.ReverseProxy
-	tr     *http.Transport
+	proxy  *portproxy.Proxy
 }
 
-// portTarget travels with a request from serve to the proxy's hooks.
+// portTarget is one request to a port.
 type portTarget struct {
 	principal sandbox.Principal
 	id        string // canonical
 	portPath
-	prefix string // what the proxy's own part of the path is
-	header string // of the credential that was used
-}
-
-type portTargetKey struct{}
-
-func targetOf(ctx context.Context) *portTarget {
-	t, _ := ctx.Value(portTargetKey{}).(*portTarget)
-	return t
 }
 
 func newPortProxy(a *API) *portProxy {
 	p := &portProxy{api: a, inside: a.cfg.Manager}
-	p.tr = &http.Transport{
-		DialContext:           p.dial,
-		MaxIdleConnsPerHost:   16,
-		MaxIdleConns:          1024,
-		IdleConnTimeout:       15 * time.Second,
-		DisableCompression:    true, // pass on what the application sent
-		ResponseHeaderTimeout: 0,    // an agent may think for long
-	}
-	p.proxy = &httputil.ReverseProxy{
-		Transport:      p.tr,
-		FlushInterval:  -1, // server-sent events must not wait in a buffer
-		Rewrite:        p.rewrite,
-		ModifyResponse: p.clean,
-		ErrorHandler:   p.failed,
-		BufferPool:     &bufferPool{pool: sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}},
-		ErrorLog:       nil,
-	}
+	p.proxy = portproxy.New(p)
 	return p
 }
 
-func (p *portProxy) close() { p.tr.CloseIdleConnections() }
+func (p *portProxy) close() { p.proxy.Close() }
+
+// DialPort implements portproxy.Dialer.
+func (p *portProxy) DialPort(ctx context.Context, who sandbox.Principal, id string, port int) (net.Conn, error) {
+	return p.inside.DialPort(ctx, who, id, port)
+}
 
 // serve handles one request to a port. It needs what starting a process needs: both run code inside.
 func (p *portProxy) serve(w http.ResponseWriter, r *http.Request, path portPath) {
@@ -125,8 +100,8 @@ func (p *portProxy) serve(w http.ResponseWriter, r *http.Request, path portPath)
 		a.writeError(w, r, err)
 		return
 	}
-	t := &portTarget{principal: c.principal, id: sb.ID, portPath: path, header: c.header}
-	t.prefix = strings.TrimSuffix(r.URL.EscapedPath(), path.rest)
+	t := &portTarget{principal: c.principal, id: sb.ID, portPath: path}
+	prefix := strings.TrimSuffix(r.URL.EscapedPath(), path.rest)
 	if path.rest == "" {
 		if strings.EqualFold(r.Header.Get("Upgrade"), upgradeTCP) {
 			if err := p.tunnel(w, r, t); err != nil {
@@ -135,13 +110,16 @@ func (p *portProxy) serve(w http.ResponseWriter, r *http.Request, path portPath)
 			return
 		}
 		// Relative links of a page only work below a slash.
-		http.Redirect(w, r, t.prefix+"/"+query(r), http.StatusPermanentRedirect)
+		http.Redirect(w, r, prefix+"/"+query(r), http.StatusPermanentRedirect)
 		return
 	}
-	ctx, stop := a.whileServing(context.WithValue(r.Context(), portTargetKey{}, t))
+	ctx, stop := a.whileServing(r.Context())
 	defer stop()
-	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1: answer while the request still streams
-	p.proxy.ServeHTTP(w, r.WithContext(ctx))
+	p.proxy.Serve(w, r.WithContext(ctx), portproxy.Target{
+		Principal: c.principal, Sandbox: sb.ID, Port: path.port, Path: path.rest,
+		Host: "localhost:" + strconv.Itoa(path.port), Prefix: prefix, Credential: c.header, Shared: true,
+		Failed: func(w http.ResponseWriter, r *http.Request, err error) { p.failed(w, r, t, err) },
+	})
 }
 
 func query(r *http.Request) string {
@@ -151,112 +129,8 @@ func query(r *http.Request) string {
 	return "?" + r.URL.RawQuery
 }
 
-// dial is the transport's way to an address "PORT.SANDBOX". Connections are pooled per address and
-// shared between principals that serve has let through.
-func (p *portProxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	t := targetOf(ctx)
-	if t == nil {
-		return nil, errors.New("dial without a target")
-	}
-	return p.inside.DialPort(ctx, t.principal, t.id, t.port)
-}
-
-// rewrite shapes the request that goes into the sandbox.
-func (p *portProxy) rewrite(pr *httputil.ProxyRequest) {
-	t := targetOf(pr.In.Context())
-	u := pr.Out.URL
-	u.Scheme = "http"
-	u.Host = strconv.Itoa(t.port) + "." + t.id // names the pool; dial reads the target
-	u.RawPath = t.rest
-	u.Path, _ = url.PathUnescape(t.rest) // the server has parsed it before
-	u.RawQuery = pr.In.URL.RawQuery      // as it came; ReverseProxy drops what it can't parse
-	// Development servers answer to localhost only.
-	pr.Out.Host = "localhost:" + strconv.Itoa(t.port)
-	stripCredentials(pr.Out.Header, t.header)
-	pr.Out.Header.Set("X-Forwarded-Host", pr.In.Host)
-	pr.Out.Header.Set("X-Forwarded-Proto", scheme(pr.In))
-	pr.Out.Header.Set("X-Forwarded-Prefix", t.prefix)
-	if pr.Out.Header.Get("Origin") != "" {
-		pr.Out.Header.Set("Origin", "http://"+pr.Out.Host) // it was checked at the door; inside it must match Host
-	}
-}
-
-func scheme(r *http.Request) string {
-	if r.TLS != nil {
-		return "https"
-	}
-	return "http"
-}
-
-// stripCredentials takes every credential of ours and of E2B's off a request: whatever a sandbox is
-// sent, its code can read. used is the header that the request was authenticated by. An Authorization
-// that was not used and holds none of our keys belongs to the application.
-func stripCredentials(h http.Header, used string) {
-	if used != "" {
-		h.Del(used)
-	}
-	for name, values := range h {
-		lower := strings.ToLower(name)
-		switch {
-		case lower == "x-api-key", lower == "x-access-token", lower == "cookie", lower == "proxy-authorization":
-		case strings.HasPrefix(lower, "casemate-"), strings.HasPrefix(lower, "e2b-"), strings.HasPrefix(lower, "x-e2b-"):
-		case lower == "authorization" && anyKey(values):
-		default:
-			continue
-		}
-		delete(h, name)
-	}
-}
-
-// anyKey reports whether one of an Authorization header's values carries one of our keys, in
-// whatever scheme, also inside Basic's encoding.
-func anyKey(values []string) bool {
-	for _, v := range values {
-		words := strings.FieldsFunc(v, func(r rune) bool { return strings.ContainsRune(" ,\"=:", r) })
-		for _, word := range words {
-			plain, err := base64.RawStdEncoding.DecodeString(word)
-			if looksLikeKey(word) || (err == nil && (bytes.Contains(plain, []byte("csm_")) || bytes.Contains(plain, []byte("e2b_")))) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// clean shapes the answer that comes out of the sandbox.
-func (p *portProxy) clean(resp *http.Response) error {
-	for _, name := range []string{
-		"Set-Cookie", "Set-Cookie2", // would be sent to every path of this origin
-		"Clear-Site-Data", "Strict-Transport-Security", "Service-Worker-Allowed", "Alt-Svc", // act on the whole origin
-		headerKind,
-	} {
-		resp.Header.Del(name)
-	}
-	if to := resp.Header.Get("Location"); to != "" {
-		resp.Header.Set("Location", targetOf(resp.Request.Context()).outside(to))
-	}
-	// Added, not set: a browser obeys all policies, so the application's own still holds.
-	resp.Header.Add("Content-Security-Policy", "sandbox")
-	return nil
-}
-
-// outside turns a redirect to a place of the application into the address where the proxy shows it.
-func (t *portTarget) outside(location string) string {
-	host := "localhost:" + strconv.Itoa(t.port)
-	for _, scheme := range []string{"http://", "https://"} {
-		if rest, ok := strings.CutPrefix(location, scheme+host); ok && (rest == "" || strings.ContainsRune("/?#", rune(rest[0]))) {
-			return t.prefix + "/" + strings.TrimPrefix(rest, "/")
-		}
-	}
-	if strings.HasPrefix(location, "/") && !strings.HasPrefix(location, "//") {
-		return t.prefix + location
-	}
-	return location // relative, or somewhere else
-}
-
 // failed answers where the port can't be reached.
-func (p *portProxy) failed(w http.ResponseWriter, r *http.Request, err error) {
-	t := targetOf(r.Context())
+func (p *portProxy) failed(w http.ResponseWriter, r *http.Request, t *portTarget, err error) {
 	var own *errs.Error
 	switch {
 	case errors.Is(context.Cause(r.Context()), errDraining):
@@ -331,12 +205,3 @@ func splice(a, b net.Conn) {
 	go way(b, a)
 	wg.Wait()
 }
-
-// bufferPool keeps the proxy's copy buffers.
-type bufferPool struct{ pool sync.Pool }
-
-// Get implements httputil.BufferPool.
-func (b *bufferPool) Get() []byte { return *b.pool.Get().(*[]byte) } //nolint:forcetypeassert // it holds nothing else
-
-// Put implements httputil.BufferPool.
-func (b *bufferPool) Put(buf []byte) { b.pool.Put(&buf) }

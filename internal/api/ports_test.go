@@ -217,21 +217,6 @@ func TestClosedPortTellsWhatToDo(t *testing.T) {
 }
 
 func TestRedirectsStayBelowThePort(t *testing.T) {
-	target := &portTarget{prefix: portURL, portPath: portPath{port: 80}}
-	for in, want := range map[string]string{
-		"/login?x":                 portURL + "/login?x",
-		"http://localhost:80/a":    portURL + "/a",
-		"https://localhost:80":     portURL + "/",
-		"http://localhost:80?q":    portURL + "/?q",
-		"http://localhost:8000/a":  "http://localhost:8000/a",
-		"http://localhost:80.evil": "http://localhost:80.evil",
-		"//evil.test/":             "//evil.test/",
-		"next":                     "next",
-	} {
-		if got := target.outside(in); got != want {
-			t.Errorf("Location %q becomes %q, want %q", in, got, want)
-		}
-	}
 	h, _ := newPorts(t, http.RedirectHandler("/next", http.StatusFound))
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+portURL+"/", nil)
 	req.Header.Set("X-API-Key", h.user)
