@@ -63,6 +63,12 @@ func (ws *workers) hand(c *guestwire.Conn, call guestwire.Call) error {
 		return err
 	}
 	job := files.Job{Home: u.Home, Request: call.Body}
+	if asker.Privileged && !ws.g.cfg.SingleUser && u.UID != 0 {
+		job.Owner = &files.Owner{UID: u.UID, GID: u.GID}
+		if u, err = ws.g.user("0"); err != nil {
+			return err
+		}
+	}
 	body, err := guestwire.Marshal(job)
 	if err != nil {
 		return fmt.Errorf("encode job: %w", err)

@@ -216,6 +216,9 @@ type ResizeRequest struct {
 type Asker struct {
 	User string `json:"user,omitempty"` // name or number, "" for the default
 	Dir  string `json:"dir,omitempty"`  // base of relative paths, "" for the user's home
+	// Privileged makes the call ask no permission: it acts as root, while User still tells where paths
+	// start and to whom belongs what is made. Where the profile has one user, it acts as that one.
+	Privileged bool `json:"privileged,omitempty"`
 }
 
 // PathRequest names a file. With Follow, Path's last element may be a symbolic link.
@@ -223,6 +226,11 @@ type PathRequest struct {
 	Asker
 	Path   string `json:"path"`
 	Follow bool   `json:"follow,omitempty"`
+	// Resolve adds to each FileInfo of the answer where a symbolic link leads.
+	Resolve bool `json:"resolve,omitempty"`
+	// Attributes adds the extended attributes whose names begin so; it begins with "user." itself. A
+	// file.write replaces them.
+	Attributes string `json:"attributes,omitempty"`
 }
 
 // FileType is what a file is.
@@ -249,6 +257,17 @@ type FileInfo struct {
 	Group  string   `json:"group,omitempty"`
 	MTime  int64    `json:"mtime"` // Unix nanoseconds
 	Target string   `json:"target,omitempty"`
+	// LeadsTo and Attributes are there where the request asks for them. LeadsTo is nil where a symbolic
+	// link leads nowhere; the attributes are those of what it leads to, named without what was asked for.
+	LeadsTo    *LinkEnd          `json:"leads_to,omitempty"`
+	Attributes map[string]string `json:"attributes,omitempty"`
+}
+
+// LinkEnd is what a symbolic link leads to in the end.
+type LinkEnd struct {
+	Path string   `json:"path"`
+	Type FileType `json:"type"`
+	Mode uint32   `json:"mode"`
 }
 
 // ListRequest lists a directory. Depth 1 is its own entries.
@@ -273,6 +292,11 @@ type WriteRequest struct {
 	Append  bool   `json:"append,omitempty"`  // add at the end of the file, which is made if missing
 	Parents bool   `json:"parents,omitempty"` // make missing directories, owned by the user
 	Size    int64  `json:"size"`              // what will be sent; -1: unknown. A mismatch is an error
+	// InPlace empties the file that is there and writes into it, or makes one: whoever watches it or has
+	// it open sees the new bytes, and an upload that breaks off leaves a part. Offset is -1 then.
+	InPlace bool `json:"in_place,omitempty"`
+	// SetAttributes takes the place of the extended attributes that PathRequest.Attributes names.
+	SetAttributes map[string]string `json:"set_attributes,omitempty"`
 }
 
 // MakeDirRequest makes a directory; with Parents it may exist.

@@ -22,7 +22,7 @@ func (s *server) makeDir(job Job, r guestwire.MakeDirRequest) (guestwire.FileInf
 		mode = defaultDirMode
 	}
 	if r.Parents {
-		if err := makeParents(p); err != nil {
+		if err := makeParents(p, job.Owner); err != nil {
 			return none, err
 		}
 	}
@@ -35,6 +35,9 @@ func (s *server) makeDir(job Job, r guestwire.MakeDirRequest) (guestwire.FileInf
 	case err == nil:
 		// The umask has taken its part; what was asked for holds.
 		err = unix.Fchmodat(at.dir, at.name, mode, 0)
+		if err == nil {
+			err = job.Owner.take(at.dir, at.name)
+		}
 		if err != nil {
 			return none, fault(err, "make", p)
 		}
@@ -47,12 +50,20 @@ func (s *server) makeDir(job Job, r guestwire.MakeDirRequest) (guestwire.FileInf
 	default:
 		return none, fault(err, "make", p)
 	}
-	return s.describe(p, r.Parents)
+	return s.describe(p, r.Parents, r.PathRequest)
+}
+
+// take gives what was just made to its owner; without one it belongs to who made it.
+func (o *Owner) take(dir int, name string) error {
+	if o == nil {
+		return nil
+	}
+	return unix.Fchownat(dir, name, int(o.UID), int(o.GID), unix.AT_SYMLINK_NOFOLLOW)
 }
 
 // makeParents makes the directories above a path, with what they have by default. They belong to the
-// user, who is the one that makes them.
-func makeParents(p string) error {
+// user who asks.
+func makeParents(p string, owner *Owner) error {
 	dir := path.Dir(strings.TrimRight(p, "/"))
 	at, err := resolve.Open(unix.AT_FDCWD, "/", unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -62,7 +73,7 @@ func makeParents(p string) error {
 		if name == "" || name == "." {
 			continue
 		}
-		next, err := enter(at, name)
+		next, err := enter(at, name, owner)
 		_ = unix.Close(at)
 		if err != nil {
 			return fault(err, "make", p)
@@ -73,12 +84,16 @@ func makeParents(p string) error {
 }
 
 // enter opens a directory, which it makes if it is not there.
-func enter(at int, name string) (int, error) {
+func enter(at int, name string, owner *Owner) (int, error) {
 	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil || !isNotExist(err) {
 		return fd, err
 	}
-	if err := unix.Mkdirat(at, name, defaultDirMode); err != nil && err != unix.EEXIST {
+	err = unix.Mkdirat(at, name, defaultDirMode)
+	if err == nil {
+		err = owner.take(at, name)
+	}
+	if err != nil && err != unix.EEXIST {
 		return -1, err
 	}
 	return resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -122,7 +137,7 @@ func (s *server) move(job Job, r guestwire.MoveRequest) (guestwire.FileInfo, err
 	default:
 		return none, fault(err, "move", from)
 	}
-	return s.describe(to, false)
+	return s.describe(to, false, r.PathRequest)
 }
 
 // remove answers file.remove.

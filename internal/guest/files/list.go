@@ -25,6 +25,7 @@ const (
 type lister struct {
 	s     *server
 	c     *guestwire.Conn
+	r     guestwire.PathRequest
 	depth int
 	sent  int
 	names int
@@ -48,7 +49,7 @@ func (s *server) list(c *guestwire.Conn, job Job, r guestwire.ListRequest) error
 	if err != nil {
 		return fault(err, "list", p)
 	}
-	l := lister{s: s, c: c, depth: max(r.Depth, 1)}
+	l := lister{s: s, c: c, r: r.PathRequest, depth: max(r.Depth, 1)}
 	if err := l.walk(fd, p, 1); err != nil {
 		return err
 	}
@@ -71,7 +72,7 @@ func (l *lister) walk(fd int, p string, level int) error {
 	slices.Sort(names)
 	base := strings.TrimRight(p, "/") + "/"
 	for _, name := range names {
-		info, err := l.s.describeAt(fd, name, base+name)
+		info, err := l.s.describeAt(fd, name, base+name, l.r)
 		if err != nil {
 			if isNotExist(err) {
 				continue // gone meanwhile

@@ -30,6 +30,14 @@ const (
 type Job struct {
 	Home    string          `json:"home"`
 	Request json.RawMessage `json:"request"`
+	// Owner gets what is made; nil where that is who the worker runs as.
+	Owner *Owner `json:"owner,omitempty"`
+}
+
+// Owner is to whom a file belongs.
+type Owner struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
 }
 
 // Main serves file calls until the guest closes the socket and the last call is done.

@@ -15,11 +15,11 @@ func (s *server) stat(job Job, r guestwire.PathRequest) (guestwire.FileInfo, err
 	if err != nil {
 		return guestwire.FileInfo{}, err
 	}
-	return s.describe(p, r.Follow)
+	return s.describe(p, r.Follow, r)
 }
 
-// describe returns what a path names.
-func (s *server) describe(p string, follow bool) (guestwire.FileInfo, error) {
+// describe returns what a path names, with what the request wants to know beyond that.
+func (s *server) describe(p string, follow bool, r guestwire.PathRequest) (guestwire.FileInfo, error) {
 	fd, st, err := lookAt(p, follow)
 	if err != nil {
 		return guestwire.FileInfo{}, fault(err, "look at", p)
@@ -29,11 +29,12 @@ func (s *server) describe(p string, follow bool) (guestwire.FileInfo, error) {
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		link, _ = readLink(fd, "") // an open link is read by the empty name (readlinkat(2))
 	}
-	return s.info(path.Clean(p), &st, link), nil
+	info := s.info(path.Clean(p), &st, link)
+	return info, more(&info, r, unix.AT_FDCWD, p, fd)
 }
 
 // describeAt is describe for a name in an open directory.
-func (s *server) describeAt(dir int, name, p string) (guestwire.FileInfo, error) {
+func (s *server) describeAt(dir int, name, p string, r guestwire.PathRequest) (guestwire.FileInfo, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return guestwire.FileInfo{}, fault(err, "look at", p)
@@ -42,7 +43,8 @@ func (s *server) describeAt(dir int, name, p string) (guestwire.FileInfo, error)
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		link, _ = readLink(dir, name)
 	}
-	return s.info(path.Clean(p), &st, link), nil
+	info := s.info(path.Clean(p), &st, link)
+	return info, more(&info, r, dir, name, -1)
 }
 
 func (s *server) info(p string, st *unix.Stat_t, link string) guestwire.FileInfo {
@@ -93,5 +95,5 @@ func (s *server) chmod(job Job, r guestwire.ChmodRequest) (guestwire.FileInfo, e
 			return guestwire.FileInfo{}, fault(err, "change the mode of", p)
 		}
 	}
-	return s.describe(p, r.Follow)
+	return s.describe(p, r.Follow, r.PathRequest)
 }

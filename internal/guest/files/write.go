@@ -22,19 +22,22 @@ func (s *server) write(c *guestwire.Conn, job Job, r guestwire.WriteRequest) err
 		return err
 	}
 	if r.Parents {
-		if err := makeParents(p); err != nil {
+		if err := makeParents(p, job.Owner); err != nil {
 			return err
 		}
 	}
-	if r.Append || r.Offset >= 0 {
-		err = patch(c, p, r)
-	} else {
-		err = replace(c, p, r)
+	switch {
+	case r.Append || r.Offset >= 0:
+		err = patch(c, p, job.Owner, r)
+	case r.InPlace:
+		err = overwrite(c, p, job.Owner, r)
+	default:
+		err = replace(c, p, job.Owner, r)
 	}
 	if err != nil {
 		return err
 	}
-	info, err := s.describe(p, r.Follow)
+	info, err := s.describe(p, r.Follow, r.PathRequest)
 	if err != nil {
 		return err
 	}
@@ -50,11 +53,11 @@ func fileMode(mode uint32) uint32 {
 }
 
 // patch writes into an existing file. For an append, a missing one is made.
-func patch(c *guestwire.Conn, p string, r guestwire.WriteRequest) error {
+func patch(c *guestwire.Conn, p string, owner *Owner, r guestwire.WriteRequest) error {
 	flags := os.O_WRONLY
 	if r.Append {
 		flags |= os.O_APPEND
-		if err := makeFile(p, r.Follow, fileMode(r.Mode)); err != nil {
+		if err := makeFile(p, owner, r); err != nil {
 			return err
 		}
 	}
@@ -68,28 +71,60 @@ func patch(c *guestwire.Conn, p string, r guestwire.WriteRequest) error {
 			return fault(err, "write", p)
 		}
 	}
-	return receive(c, f, r.Size, p)
+	if err := receive(c, f, r.Size, p); err != nil {
+		return err
+	}
+	return setAttributes(f, p, r)
+}
+
+// overwrite empties a file, or makes it, and writes into it.
+func overwrite(c *guestwire.Conn, p string, owner *Owner, r guestwire.WriteRequest) error {
+	if err := makeFile(p, owner, r); err != nil {
+		return err
+	}
+	f, st, err := openRegular(p, r.Follow, os.O_WRONLY|os.O_TRUNC, "write")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if owner != nil && (st.Uid != owner.UID || st.Gid != owner.GID) {
+		if err := f.Chown(int(owner.UID), int(owner.GID)); err != nil {
+			return fault(err, "write", p)
+		}
+	}
+	if err := receive(c, f, r.Size, p); err != nil {
+		return err
+	}
+	return setAttributes(f, p, r)
 }
 
 // makeFile makes an empty file unless there is something already.
-func makeFile(p string, follow bool, mode uint32) error {
-	at, err := target(p, follow)
+func makeFile(p string, owner *Owner, r guestwire.WriteRequest) error {
+	at, err := target(p, r.Follow)
 	if err != nil {
 		return err
 	}
 	defer at.close()
-	fd, err := unix.Openat(at.dir, at.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, mode)
+	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC
+	fd, err := unix.Openat(at.dir, at.name, flags, fileMode(r.Mode))
 	if err == unix.EEXIST {
 		return nil
 	}
 	if err != nil {
 		return fault(err, "make", p)
 	}
-	return unix.Close(fd)
+	defer unix.Close(fd)
+	if owner == nil {
+		return nil
+	}
+	if err := unix.Fchown(fd, int(owner.UID), int(owner.GID)); err != nil {
+		return fault(err, "make", p)
+	}
+	return nil
 }
 
 // replace writes a whole file.
-func replace(c *guestwire.Conn, p string, r guestwire.WriteRequest) error {
+func replace(c *guestwire.Conn, p string, owner *Owner, r guestwire.WriteRequest) error {
 	at, err := target(p, r.Follow)
 	if err != nil {
 		return err
@@ -108,10 +143,19 @@ func replace(c *guestwire.Conn, p string, r guestwire.WriteRequest) error {
 		return err
 	}
 	mode := fileMode(r.Mode)
-	if old != nil {
+	switch {
+	case old == nil:
+	case owner != nil:
+		mode = old.Mode & 0o1777
+	default:
 		mode = old.Mode & 0o7777
 		if err := tmp.own(old); err != nil {
 			mode &^= 0o6000 // another owner's setuid is not ours to give
+		}
+	}
+	if owner != nil {
+		if err := tmp.file.Chown(int(owner.UID), int(owner.GID)); err != nil {
+			return fault(err, "write", p)
 		}
 	}
 	if err := tmp.file.Chmod(os.FileMode(mode & 0o777)); err != nil {
@@ -121,6 +165,9 @@ func replace(c *guestwire.Conn, p string, r guestwire.WriteRequest) error {
 		if err := unix.Fchmod(int(tmp.file.Fd()), mode); err != nil {
 			return fault(err, "write", p)
 		}
+	}
+	if err := setAttributes(tmp.file, p, r); err != nil {
+		return err
 	}
 	return tmp.place()
 }

@@ -10,6 +10,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
 )
 
 func fileCases() []testCase {
@@ -20,6 +21,8 @@ func fileCases() []testCase {
 		{name: "whole or nothing", run: testWholeOrNothing},
 		{name: "symbolic links", run: testSymlinks},
 		{name: "who owns files", run: testOwners},
+		{name: "files in place, with attributes", run: testInPlace},
+		{name: "files without permission", run: testPrivileged},
 		{name: "watch", run: testWatch},
 	}
 }
@@ -223,6 +226,90 @@ func testOwners(t *testing.T, h Harness) {
 	wantKind(t, "write a file of root", err, errs.PermissionDenied)
 	_, err = b.client.MakeDir(limited(t), guestwire.MakeDirRequest{PathRequest: at("/bin/new")})
 	wantKind(t, "make a directory of root", err, errs.PermissionDenied, errs.FailedPrecondition)
+}
+
+// testInPlace writes into a file that somebody watches, and keeps attributes beside it.
+func testInPlace(t *testing.T, h Harness) {
+	b := startBox(t, h)
+	put := func(text string, attributes map[string]string) guestwire.FileInfo {
+		t.Helper()
+		r := guestwire.WriteRequest{PathRequest: at("w/f"), Offset: -1, Size: int64(len(text)), Parents: true, InPlace: true, SetAttributes: attributes}
+		r.Attributes = "user.test."
+		info, err := b.client.Write(limited(t), r, strings.NewReader(text))
+		if err != nil {
+			t.Fatalf("write in place: %v", err)
+		}
+		return info
+	}
+	if info := put("the first", map[string]string{"a": "1", "b": "2"}); info.Size != 9 || len(info.Attributes) != 2 || info.Attributes["a"] != "1" {
+		t.Errorf("a new file: %+v", info)
+	}
+	w, err := b.client.Watch(limited(t), guestwire.WatchRequest{PathRequest: at("w")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if info := put("second", map[string]string{"b": "3"}); info.Size != 6 || len(info.Attributes) != 1 || info.Attributes["b"] != "3" {
+		t.Errorf("written again: %+v", info)
+	}
+	b.wantFile("w/f", "second")
+	for {
+		e, err := w.Next()
+		if err != nil {
+			t.Fatalf("the watch ended with %v", err)
+		}
+		if e.Path != "/home/user/w/f" || e.Op == "create" {
+			t.Errorf("writing in place shows as %s of %s", e.Op, e.Path)
+		}
+		if e.Op == "write" {
+			break
+		}
+	}
+	b.runScript("ln -s f w/link; ln -s nothing w/broken")
+	s, err := b.client.ListDir(limited(t), guestwire.ListRequest{PathRequest: guestwire.PathRequest{Path: "w", Resolve: true, Attributes: "user.test."}, Depth: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for {
+		f, err := s.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := f.Name != "broken"; want != (f.Attributes["b"] == "3") || (f.LeadsTo != nil) != (f.Name == "link") {
+			t.Errorf("listed: %+v", f)
+		}
+		if f.LeadsTo != nil && (f.LeadsTo.Path != "/home/user/w/f" || f.LeadsTo.Type != guestwire.TypeFile || f.LeadsTo.Mode != 0o644) {
+			t.Errorf("%s leads to %+v", f.Name, f.LeadsTo)
+		}
+	}
+}
+
+// testPrivileged works on files that the user may not touch: profile standard allows it, since its
+// users become root when they like, and profile locked does not.
+func testPrivileged(t *testing.T, h Harness) {
+	for _, profile := range []isolation.Profile{isolation.Standard, isolation.Locked} {
+		b := startProfile(t, h, profile)
+		p := guestwire.PathRequest{Asker: guestwire.Asker{Privileged: true}, Path: "/made/by/f"}
+		info, err := b.client.Write(limited(t), guestwire.WriteRequest{PathRequest: p, Offset: -1, Parents: true, Size: 1, InPlace: true}, strings.NewReader("x"))
+		if profile == isolation.Locked {
+			wantKind(t, "locked", err, errs.PermissionDenied)
+			continue
+		}
+		if err != nil || info.UID != 1000 || info.Mode != 0o644 {
+			t.Errorf("standard: %+v, %v", info, err)
+		}
+		if info, err = b.client.Stat(limited(t), at("/made/by")); err != nil || info.UID != 1000 {
+			t.Errorf("a directory on the way: %+v, %v", info, err)
+		}
+		p.Path = "~/own"
+		if info, err = b.client.MakeDir(limited(t), guestwire.MakeDirRequest{PathRequest: p}); err != nil || info.Path != "/home/user/own" || info.UID != 1000 {
+			t.Errorf("a directory at home: %+v, %v", info, err)
+		}
+	}
 }
 
 func testWatch(t *testing.T, h Harness) {

@@ -5,6 +5,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
 )
 
 // place is where and as whom a file request acts.
@@ -23,6 +24,7 @@ func (m *machine) place(r guestwire.PathRequest) (place, error) {
 	if !ok || raw == "" {
 		return place{}, errs.New(errs.InvalidArgument, "not a path: %q", r.Path)
 	}
+	u.privileged = r.Privileged && m.spec.Profile != isolation.Locked
 	dir := u.home
 	if r.Dir != "" {
 		dir = absolute(r.Dir, u.home, u)
@@ -30,7 +32,9 @@ func (m *machine) place(r guestwire.PathRequest) (place, error) {
 	return place{user: u, path: absolute(raw, dir, u), dir: dir}, nil
 }
 
-func escaped(i guestwire.FileInfo) guestwire.FileInfo {
+// told returns a description as the wire has it.
+func (m *machine) told(i guestwire.FileInfo, r guestwire.PathRequest) guestwire.FileInfo {
+	i = m.tree.more(i, r)
 	i.Path, i.Name, i.Target = guestwire.Escape(i.Path), guestwire.Escape(i.Name), guestwire.Escape(i.Target)
 	return i
 }
@@ -84,7 +88,7 @@ func onFile[T any](
 			return nil, err
 		}
 		info, err := act(r, at)
-		return escaped(info), err
+		return m.told(info, path(r)), err
 	})
 }
 
@@ -102,7 +106,7 @@ func (m *machine) listDir(c *guestwire.Conn, call guestwire.Call) error {
 		return err
 	}
 	for _, f := range files {
-		if err := c.Event(escaped(f)); err != nil {
+		if err := c.Event(m.told(f, r.PathRequest)); err != nil {
 			return err
 		}
 	}
@@ -122,7 +126,7 @@ func (m *machine) readFile(c *guestwire.Conn, call guestwire.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Reply(escaped(info)); err != nil {
+	if err := c.Reply(m.told(info, r.PathRequest)); err != nil {
 		return err
 	}
 	data = data[min(int64(len(data)), max(0, r.Offset)):]
@@ -160,11 +164,12 @@ func (m *machine) writeFile(c *guestwire.Conn, call guestwire.Call) error {
 	}
 	info, err := m.tree.write(at.user, at.path, data.Bytes(), writeOptions{
 		mode: r.Mode, offset: max(0, r.Offset), inPlace: r.Offset >= 0, appends: r.Append, parents: r.Parents,
+		prefix: r.Attributes, attrs: r.SetAttributes,
 	})
 	if err != nil {
 		return err
 	}
-	return c.Reply(escaped(info))
+	return c.Reply(m.told(info, r.PathRequest))
 }
 
 func (m *machine) watchDir(c *guestwire.Conn, call guestwire.Call) error {

@@ -16,6 +16,8 @@ type user struct {
 	id   int
 	name string
 	home string
+	// privileged asks no permission (guestwire.Asker.Privileged).
+	privileged bool
 }
 
 func userName(id int) string {
