@@ -544,6 +544,41 @@ func TestFileWorkerDies(t *testing.T) {
 	t.Logf("%s", res.out)
 }
 
+// VULNERABILITY: a worker is a process of its user, whose programs can stop it.
+// ATTACK: SIGSTOP to everything, in the middle of an upload.
+// VERIFIES: the upload ends well. The twin is a process that nobody prods: it stays stopped.
+func TestFileWorkerIsStopped(t *testing.T) {
+	r := newRunner(t, setup{})
+	pr, pw := io.Pipe()
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := r.Write(t.Context(), guestwire.WriteRequest{PathRequest: at("/tmp/up"), Offset: -1, Size: -1}, pr)
+		wrote <- err
+	}()
+	if _, err := pw.Write([]byte("first ")); err != nil {
+		t.Fatal(err)
+	}
+	r.sh("sleep 1000 >/dev/null 2>&1 & kill -STOP -1")
+	if _, err := pw.Write([]byte("second")); err != nil {
+		t.Fatal(err)
+	}
+	_ = pw.Close()
+	select {
+	case err := <-wrote:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the upload hangs")
+	}
+	if got, err := r.read(at("/tmp/up")); err != nil || got != "first second" {
+		t.Errorf("%q %v", got, err)
+	}
+	if got := string(r.sh("ps -eo stat,args | grep '[s]leep 1000'; pkill -KILL -x sleep").out); !strings.HasPrefix(got, "T") {
+		t.Errorf("twin: %q", got)
+	}
+}
+
 func TestFileWorkersMany(t *testing.T) {
 	r := newRunner(t, setup{})
 	var wg sync.WaitGroup

@@ -25,6 +25,8 @@ const (
 	workerIdle = 30 * time.Second
 	// handLimit bounds handing over a call to a worker that does not take it.
 	handLimit = 5 * time.Second
+	// prodEvery is how long a worker can be held up by being stopped.
+	prodEvery = time.Second
 )
 
 // workers hand file calls to a process of the asking user: PID 1 itself touches no file (HARDENING
@@ -136,13 +138,33 @@ func (ws *workers) start(u account.User) (*worker, error) {
 			Args: []string{files.Arg}, Socket: theirs, UID: u.UID, GID: u.GID, Groups: u.Groups,
 		})
 	}
-	w.child, err = ws.g.reaper.start(fork, func(exit) { go ws.drop(w) })
+	ended := make(chan struct{})
+	w.child, err = ws.g.reaper.start(fork, func(exit) {
+		close(ended)
+		go ws.drop(w)
+	})
 	if err != nil {
 		_ = ours.Close()
 		return nil, errs.Wrap(err, errs.ResourceExhausted, "cannot start the sandbox's file worker: %v", err)
 	}
 	w.idle = time.AfterFunc(workerIdle, func() { ws.retire(w) })
+	go w.prod(ended)
 	return w, nil
+}
+
+// prod keeps the worker going until it ends: its user's processes may stop it at any moment, and the
+// calls that it has would wait for ever.
+func (w *worker) prod(ended <-chan struct{}) {
+	t := time.NewTicker(prodEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			_ = w.child.signal(unix.SIGCONT)
+		case <-ended:
+			return
+		}
+	}
 }
 
 // retire drops a worker that had no call for long.

@@ -36,7 +36,7 @@ func entersyscall()
 func exitsyscall()
 
 // rawVfork is a clone-like system call whose child shares memory and stack.
-func rawVfork(trap, a1, a2 uintptr) (pid, errno uintptr)
+func rawVfork(trap, a1, a2, a3 uintptr) (pid, errno uintptr)
 
 // cloneArgs is struct clone_args as of Linux 5.7 (CLONE_ARGS_SIZE_VER2).
 type cloneArgs struct {
@@ -46,8 +46,8 @@ type cloneArgs struct {
 // plan is a start in the kernel's terms: what the child does, without an allocation or a decision
 // left. The child writes step, errno and to files; everything else it only reads.
 type plan struct {
-	trap, a1, a2 uintptr // the fork itself
-	clone3       cloneArgs
+	trap, a1, a2, a3 uintptr // the fork itself
+	clone3           cloneArgs
 
 	session bool
 	ctty    int
@@ -66,6 +66,8 @@ type plan struct {
 	argv    []*byte // ends with nil
 	envv    []*byte // ends with nil
 
+	// child is the child's pid, which the kernel writes before the child runs (CLONE_PARENT_SETTID).
+	child int32
 	step  int32 // index into steps
 	errno syscall.Errno
 }
@@ -105,7 +107,7 @@ func fork(p *plan, t *texts) (pid, errno uintptr) {
 //go:nosplit
 //go:noinline
 func forkChild(p *plan, t *texts) (pid, errno uintptr) {
-	pid, errno = rawVfork(p.trap, p.a1, p.a2)
+	pid, errno = rawVfork(p.trap, p.a1, p.a2, p.a3)
 	if pid != 0 || errno != 0 {
 		return pid, errno
 	}
@@ -263,9 +265,12 @@ func (p *plan) fail(step int32, err syscall.Errno) {
 func (p *plan) run() (int, error) {
 	t := &texts{zero: [2]byte{'0'}}
 	if p.clone3.flags != 0 {
+		p.clone3.flags |= unix.CLONE_PARENT_SETTID
+		p.clone3.parentTID = uint64(uintptr(unsafe.Pointer(&p.child)))
 		p.trap, p.a1, p.a2 = unix.SYS_CLONE3, uintptr(unsafe.Pointer(&p.clone3)), unsafe.Sizeof(p.clone3)
 	} else {
-		p.trap, p.a1, p.a2 = unix.SYS_CLONE, unix.CLONE_VM|unix.CLONE_VFORK|uintptr(unix.SIGCHLD), 0
+		p.trap, p.a1, p.a2 = unix.SYS_CLONE, unix.CLONE_VM|unix.CLONE_VFORK|unix.CLONE_PARENT_SETTID|uintptr(unix.SIGCHLD), 0
+		p.a3 = uintptr(unsafe.Pointer(&p.child))
 	}
 	pid, errno := fork(p, t)
 	runtime.KeepAlive(p)

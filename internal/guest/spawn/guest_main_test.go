@@ -80,7 +80,7 @@ func (st *stage) play(s script) {
 	st.report.Applied = st.sp.Applied()
 	switch {
 	case s.Freeze:
-		st.frozen(s.Runs[0])
+		st.frozen(s.Runs[0], s.Stop)
 	case s.Hold:
 		st.hold(s.Runs)
 	default:
@@ -149,7 +149,7 @@ func waitFor(pid int) string {
 
 // frozen starts x into a scope that is frozen: the child stops between fork and exec. Meanwhile the
 // collector must get through, which stops every goroutine that holds a processor.
-func (st *stage) frozen(x run) {
+func (st *stage) frozen(x run, stop bool) {
 	must2(st.thaw.WriteString("FROZEN"))
 	done := make(chan int)
 	go func() {
@@ -166,6 +166,9 @@ func (st *stage) frozen(x run) {
 		st.report.Status["while frozen"] = "started"
 	default:
 		st.report.Status["while frozen"] = "stuck, and the collector ran"
+	}
+	if stop {
+		must(unix.Kill(-1, unix.SIGSTOP)) // all but PID 1 itself, which is the child alone
 	}
 	must2(st.thaw.WriteString("THAWED"))
 	st.report.Status[x.Name] = waitFor(<-done)

@@ -31,6 +31,7 @@ type script struct {
 	Files  []string
 	Bench  int  // start /bin/true that many times and report how long each took
 	Freeze bool // start the first run while its scope is frozen
+	Stop   bool // and stop it there, as any process of its user might
 	Hammer int  // start that many at once, many times, while the collector runs
 	Hold   bool // leave the first run running until standard input ends; say "held" then
 }

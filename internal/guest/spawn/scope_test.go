@@ -162,3 +162,19 @@ func TestFrozenChild(t *testing.T) {
 		t.Errorf("%v", r.Status)
 	}
 }
+
+// VULNERABILITY: a child that its user's processes stop before it executes holds up the one thread that
+// starts processes, for good.
+// ATTACK: SIGSTOP while the child is between fork and exec. A frozen scope holds it there.
+// VERIFIES: the start comes through. The twin is TestFrozenChild's: the same child does not come through
+// while something that SIGCONT does not end holds it.
+func TestStoppedChild(t *testing.T) {
+	scope := group(t, filepath.Join(mounted(t, "freezer"), unique(t)))
+	r := inGuest(t, script{
+		Walls: profile(t, isolation.Locked, walls.Options{}, false), Files: []string{"tasks", "freezer"}, Freeze: true, Stop: true,
+		Runs: []run{{Name: "true", Paths: []string{"/bin/true"}, Argv: []string{"true"}, UID: 1000, GID: 1000}},
+	}, open(t, scope+"/tasks", os.O_WRONLY), open(t, scope+"/freezer.state", os.O_WRONLY))
+	if r.Status["while frozen"] != "stuck, and the collector ran" || r.Status["true"] != "exit 0" {
+		t.Errorf("%v", r.Status)
+	}
+}

@@ -31,6 +31,8 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -190,8 +192,8 @@ func (s *Spawner) Applied() guestwire.WallsApplied { return s.applied }
 // wait4(-1) as an unknown pid. A child may have ended before Start returns, so the reaper must keep
 // the status of unknown pids while a Start is under way.
 //
-// Start blocks while the child does, e.g. because something froze or stopped it before it executed;
-// killing the scope ends that. It does not stop the Go scheduler or the garbage collector meanwhile.
+// Start blocks while the child does, e.g. because something froze it before it executed; killing the
+// scope ends that. A child that was stopped is told to go on. It does not stop the Go scheduler or the garbage collector meanwhile.
 func (s *Spawner) Start(a Attr) (pid int, err error) {
 	return s.start(a, -1)
 }
@@ -218,11 +220,38 @@ func (s *Spawner) start(a Attr, exe int) (int, error) {
 	done := make(chan result, 1)
 	select {
 	case s.jobs <- job{p, done}:
-		r := <-done
+		r := p.wait(done)
 		runtime.KeepAlive(a.Scope.Files)
 		return r.pid, r.err
 	case <-s.closed:
 		return 0, ErrClosed
+	}
+}
+
+const (
+	// stuckAfter is how long a start may take until its child counts as stopped, and prodEvery how often it
+	// is then told to go on.
+	stuckAfter = 200 * time.Millisecond
+	prodEvery  = 50 * time.Millisecond
+)
+
+// wait waits for the thread. Once the child has become its user, that user's processes can stop it before
+// it executes ("kill -STOP -1" in a loop), and the thread, which waits for it, starts nothing more: so a
+// child that takes long is told to go on. A frozen one is not, since SIGCONT does not thaw.
+func (p *plan) wait(done <-chan result) result {
+	prod := time.NewTimer(stuckAfter)
+	defer prod.Stop()
+	for {
+		select {
+		case r := <-done:
+			return r
+		case <-prod.C:
+			// Until done the child is not reaped unless it has died this moment, so the pid is its own.
+			if pid := atomic.LoadInt32(&p.child); pid > 1 {
+				_ = unix.Kill(int(pid), unix.SIGCONT)
+			}
+			prod.Reset(prodEvery)
+		}
 	}
 }
 
