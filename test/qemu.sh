@@ -63,19 +63,18 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 while read m; do insmod \$m; done </modules
 mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=262144 host /lower
-mount -t tmpfs -o size=75% rw /rw
+mount -t tmpfs -o size=20% rw /rw
 mkdir /rw/up /rw/work
 mount -t overlay -o lowerdir=/lower,upperdir=/rw/up,workdir=/rw/work root /root
 for d in proc sys dev; do mount --move /\$d /root/\$d; done
-mount -t tmpfs tmp /root/tmp
+mount -t tmpfs -o size=60% tmp /root/tmp
 mount -t tmpfs run /root/run
 mount -t cgroup2 cgroup2 /root/sys/fs/cgroup
 ip link set lo up
 mkdir -p /root/dev/pts /root/dev/shm
 mount -t devpts pts /root/dev/pts
-chroot /root /bin/bash $repo/test/qemu-guest.sh $repo $cache/tests
-echo "qemu exit \$?"
-poweroff -f
+# Not chroot: user namespaces can't be made in one (user_namespaces(7)).
+exec switch_root /root /bin/bash -c '$repo/test/qemu-guest.sh $repo $cache/tests; echo "qemu exit \$?"; busybox poweroff -f'
 INIT
 chmod +x "$work/init"
 (cd "$work" && find . | cpio --quiet -o -H newc | gzip -1) >"$cache/initrd"
@@ -83,7 +82,7 @@ chmod +x "$work/init"
 log=$cache/log
 echo "booting Linux $release, emulated: this takes some minutes"
 # What a hung kernel would cost is bounded.
-timeout --foreground "${QEMU_TIMEOUT:-40m}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 3G \
+timeout --foreground "${QEMU_TIMEOUT:-40m}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 5G \
 	-nographic -no-reboot -nodefaults -serial stdio \
 	-kernel "$cache/$release/boot/vmlinuz-$release" -initrd "$cache/initrd" \
 	-append "console=ttyS0 quiet panic=-1 cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1" \
