@@ -35,7 +35,9 @@ const (
 // ProcessSpec is a process to start. Zero fields get the sandbox's defaults.
 type ProcessSpec struct {
 	// ID is chosen by the caller, or "" for one of ours. Starting an id that exists attaches to it.
-	ID   string
+	ID string
+	// Tag is the caller's word for it, by which FindProcess finds it. Several may have the same.
+	Tag  string
 	Argv []string
 	Env  map[string]string
 	Dir  string
@@ -58,6 +60,7 @@ type ProcessSpec struct {
 // Process is a process as callers see it. It is a copy: changing it changes nothing.
 type Process struct {
 	ID        string
+	Tag       string `json:",omitempty"`
 	SandboxID string
 	Argv      []string
 	Dir       string

@@ -143,7 +143,7 @@ func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec
 	pr = &proc{
 		id: s.ID, box: b, actor: p.ID,
 		started: make(chan struct{}), ended: make(chan struct{}),
-		info: Process{ID: s.ID, SandboxID: b.id, Argv: slices.Clone(s.Argv), TTY: s.TTY},
+		info: Process{ID: s.ID, Tag: s.Tag, SandboxID: b.id, Argv: slices.Clone(s.Argv), TTY: s.TTY},
 	}
 	b.mu.Lock()
 	if other := b.procs[s.ID]; other != nil {

@@ -17,6 +17,7 @@ import (
 const (
 	maxLabels     = 64
 	maxLabelValue = 255
+	maxTag        = 256
 	maxText       = 512 << 10 // argv or env in all: a call to the guest holds 1 MiB
 	maxPath       = 4096      // PATH_MAX, limits.h
 	maxArgs       = 1 << 15
@@ -139,6 +140,7 @@ func (c *checker) duration(field string, d time.Duration) {
 func (c *checker) process(s *ProcessSpec) error {
 	c.that(s.ID == "" || processID(s.ID), "use letters, digits, - and _, at most 64",
 		"process id %s is malformed", quote(s.ID))
+	c.that(len(s.Tag) <= maxTag && printable(s.Tag), "", "tag is longer than %d bytes or not printable", maxTag)
 	c.that(len(s.Argv) > 0 && s.Argv[0] != "", "name a program, as in [\"python3\", \"-c\", \"print(1)\"]", "argv is empty")
 	c.that(len(s.Argv) <= maxArgs, "", "argv has %d arguments, limit %d", len(s.Argv), maxArgs)
 	size := 0
