@@ -97,27 +97,39 @@ func (f *Files) changed(ctx context.Context, t journal.Type, facts fileFacts, in
 	return err
 }
 
+// begin frames a call to the guest. What it returns ends when the guest answers nothing any more.
+func (f *Files) begin(ctx context.Context) (gctx context.Context, end func(), err error) {
+	if err := f.m.enter(f.box, false); err != nil {
+		return nil, nil, err
+	}
+	gctx, stop := f.m.attended(ctx, f.box)
+	return gctx, func() { stop(); f.m.done(f.box) }, nil
+}
+
 // Stat describes a file.
 func (f *Files) Stat(ctx context.Context, r PathRequest) (FileInfo, error) {
-	if err := f.m.enter(f.box, false); err != nil {
+	gctx, end, err := f.begin(ctx)
+	if err != nil {
 		return FileInfo{}, err
 	}
-	defer f.m.done(f.box)
-	return f.box.guest.Stat(ctx, r)
+	defer end()
+	info, err := f.box.guest.Stat(gctx, r)
+	return info, cause(gctx, err)
 }
 
 // List calls each for every entry below a directory.
 func (f *Files) List(ctx context.Context, r ListRequest, each func(FileInfo) error) error {
-	if err := f.m.enter(f.box, false); err != nil {
-		return err
-	}
-	defer f.m.done(f.box)
-	stream, err := f.box.guest.ListDir(ctx, r)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return err
 	}
+	defer end()
+	stream, err := f.box.guest.ListDir(gctx, r)
+	if err != nil {
+		return cause(gctx, err)
+	}
 	defer stream.Close()
-	return drain(stream, each)
+	return cause(gctx, drain(stream, each))
 }
 
 func drain[T any](stream *guestwire.EventStream[T], each func(T) error) error {
@@ -138,13 +150,14 @@ func drain[T any](stream *guestwire.EventStream[T], each func(T) error) error {
 // Read calls head with the file's description, then copies its bytes to w. An error after head means
 // that w did not get all.
 func (f *Files) Read(ctx context.Context, r ReadRequest, head func(FileInfo) error, w io.Writer) (FileInfo, error) {
-	if err := f.m.enter(f.box, false); err != nil {
-		return FileInfo{}, err
-	}
-	defer f.m.done(f.box)
-	info, body, err := f.box.guest.Read(ctx, r)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return FileInfo{}, err
+	}
+	defer end()
+	info, body, err := f.box.guest.Read(gctx, r)
+	if err != nil {
+		return FileInfo{}, cause(gctx, err)
 	}
 	defer func() { _ = body.Close() }()
 	if err := head(info); err != nil {
@@ -152,19 +165,20 @@ func (f *Files) Read(ctx context.Context, r ReadRequest, head func(FileInfo) err
 	}
 	n, err := io.Copy(w, body)
 	f.m.journal.Post(f.event(journal.FileRead, fileFacts{Path: r.Path, User: r.User, Bytes: n, Offset: r.Offset}, &info))
-	return info, err
+	return info, cause(gctx, err)
 }
 
 // Write replaces or changes a file with what in gives.
 func (f *Files) Write(ctx context.Context, r WriteRequest, in io.Reader) (FileInfo, error) {
-	if err := f.m.enter(f.box, false); err != nil {
-		return FileInfo{}, err
-	}
-	defer f.m.done(f.box)
-	counted := &countingReader{r: in}
-	info, err := f.box.guest.Write(ctx, r, counted)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return FileInfo{}, err
+	}
+	defer end()
+	counted := &countingReader{r: in}
+	info, err := f.box.guest.Write(gctx, r, counted)
+	if err != nil {
+		return FileInfo{}, cause(gctx, err)
 	}
 	facts := fileFacts{Path: r.Path, User: r.User, Bytes: counted.n, Offset: max(r.Offset, 0)}
 	return info, f.changed(ctx, journal.FileWritten, facts, &info)
@@ -183,51 +197,55 @@ func (c *countingReader) Read(p []byte) (int, error) {
 
 // MakeDir makes a directory.
 func (f *Files) MakeDir(ctx context.Context, r MakeDirRequest) (FileInfo, error) {
-	if err := f.m.enter(f.box, false); err != nil {
-		return FileInfo{}, err
-	}
-	defer f.m.done(f.box)
-	info, err := f.box.guest.MakeDir(ctx, r)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return FileInfo{}, err
+	}
+	defer end()
+	info, err := f.box.guest.MakeDir(gctx, r)
+	if err != nil {
+		return FileInfo{}, cause(gctx, err)
 	}
 	return info, f.changed(ctx, journal.DirectoryMade, fileFacts{Path: r.Path, User: r.User}, &info)
 }
 
 // Move renames a file.
 func (f *Files) Move(ctx context.Context, r MoveRequest) (FileInfo, error) {
-	if err := f.m.enter(f.box, false); err != nil {
-		return FileInfo{}, err
-	}
-	defer f.m.done(f.box)
-	info, err := f.box.guest.Move(ctx, r)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return FileInfo{}, err
+	}
+	defer end()
+	info, err := f.box.guest.Move(gctx, r)
+	if err != nil {
+		return FileInfo{}, cause(gctx, err)
 	}
 	return info, f.changed(ctx, journal.FileMoved, fileFacts{Path: r.Path, To: r.To, User: r.User}, &info)
 }
 
 // Remove removes a file, or with Recursive a tree.
 func (f *Files) Remove(ctx context.Context, r RemoveRequest) error {
-	if err := f.m.enter(f.box, false); err != nil {
+	gctx, end, err := f.begin(ctx)
+	if err != nil {
 		return err
 	}
-	defer f.m.done(f.box)
-	if err := f.box.guest.Remove(ctx, r); err != nil {
-		return err
+	defer end()
+	if err := f.box.guest.Remove(gctx, r); err != nil {
+		return cause(gctx, err)
 	}
 	return f.changed(ctx, journal.FileRemoved, fileFacts{Path: r.Path, User: r.User, Tree: r.Recursive}, nil)
 }
 
 // Chmod changes a file's mode and owner.
 func (f *Files) Chmod(ctx context.Context, r ChmodRequest) (FileInfo, error) {
-	if err := f.m.enter(f.box, false); err != nil {
-		return FileInfo{}, err
-	}
-	defer f.m.done(f.box)
-	info, err := f.box.guest.Chmod(ctx, r)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return FileInfo{}, err
+	}
+	defer end()
+	info, err := f.box.guest.Chmod(gctx, r)
+	if err != nil {
+		return FileInfo{}, cause(gctx, err)
 	}
 	facts := fileFacts{Path: r.Path, User: r.User}
 	if r.Mode != nil {
@@ -239,17 +257,18 @@ func (f *Files) Chmod(ctx context.Context, r ChmodRequest) (FileInfo, error) {
 // Watch calls ready once the watch stands, then each for every change, until ctx ends or one of them
 // fails.
 func (f *Files) Watch(ctx context.Context, r WatchRequest, ready func() error, each func(WatchEvent) error) error {
-	if err := f.m.enter(f.box, false); err != nil {
-		return err
-	}
-	defer f.m.done(f.box)
-	stream, err := f.box.guest.Watch(ctx, r)
+	gctx, end, err := f.begin(ctx)
 	if err != nil {
 		return err
+	}
+	defer end()
+	stream, err := f.box.guest.Watch(gctx, r)
+	if err != nil {
+		return cause(gctx, err)
 	}
 	defer stream.Close()
 	if err := ready(); err != nil {
 		return err
 	}
-	return drain(stream, each)
+	return cause(gctx, drain(stream, each))
 }

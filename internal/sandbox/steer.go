@@ -145,8 +145,10 @@ func (m *Manager) Input(ctx context.Context, p Principal, ref, processID string,
 		return 0, err
 	}
 	defer m.done(pr.box)
-	r, err := pr.box.guest.Input(ctx, guestwire.InputRequest{ID: pr.id, Offset: offset, Close: closeAfter}, bytes.NewReader(data))
-	return r.Offset, err
+	gctx, stop := m.attended(ctx, pr.box)
+	defer stop()
+	r, err := pr.box.guest.Input(gctx, guestwire.InputRequest{ID: pr.id, Offset: offset, Close: closeAfter}, bytes.NewReader(data))
+	return r.Offset, cause(gctx, err)
 }
 
 // maxSignal is SIGRTMAX of Linux.
