@@ -127,6 +127,9 @@ type Scope interface {
 	Empty() (bool, error)
 	// Kill ends everything in the scope from the host's side. Idempotent.
 	Kill(ctx context.Context) error
+	// Recycle is Close for a process that ended by itself and left nothing alive, and whose guest will not
+	// touch the files any more: the group may then serve another process. Idempotent, as Close.
+	Recycle() error
 	// Close closes the files, kills what is left and removes the group. Idempotent.
 	Close() error
 }

@@ -252,12 +252,18 @@ func (m *Manager) retireLocked(b *box, pr *proc) {
 // that a shell left behind, keeps its scope until the sandbox ends.
 func (pr *proc) letGo() {
 	pr.box.mu.Lock()
-	scope := pr.scope
+	scope, byItself := pr.scope, pr.info.End == EndExited
 	pr.box.mu.Unlock()
 	if scope == nil {
 		return
 	}
-	if empty, err := scope.Empty(); err == nil && empty {
+	if empty, err := scope.Empty(); err != nil || !empty {
+		return
+	}
+	// One that was ended may still be seen to its death by the guest, who must not hit another process.
+	if byItself {
+		pr.recycleScope()
+	} else {
 		pr.closeScope()
 	}
 }

@@ -322,13 +322,23 @@ func (m *Manager) settle(pr *proc, s ProcessSpec) {
 }
 
 func (pr *proc) closeScope() {
-	pr.box.mu.Lock()
-	scope := pr.scope
-	pr.scope = nil
-	pr.box.mu.Unlock()
-	if scope != nil {
+	if scope := pr.takeScope(); scope != nil {
 		_ = scope.Close() // what is left of it goes with the sandbox
 	}
+}
+
+func (pr *proc) recycleScope() {
+	if scope := pr.takeScope(); scope != nil {
+		_ = scope.Recycle()
+	}
+}
+
+func (pr *proc) takeScope() isolation.Scope {
+	pr.box.mu.Lock()
+	defer pr.box.mu.Unlock()
+	scope := pr.scope
+	pr.scope = nil
+	return scope
 }
 
 // cut bounds text that the guest sent.

@@ -360,16 +360,27 @@ type scope struct {
 // Close implements isolation.Scope. Once the backend was closed, the process and its group belong to
 // the next server, and only the files are closed.
 func (s *scope) Close() error {
-	s.i.mu.Lock()
-	forgotten := s.i.forgotten
-	s.i.mu.Unlock()
-	if !forgotten {
+	if !s.forgotten() {
 		return s.Scope.Close()
 	}
 	for _, f := range s.Files() {
 		_ = f.Close()
 	}
 	return nil
+}
+
+// Recycle implements isolation.Scope.
+func (s *scope) Recycle() error {
+	if s.forgotten() {
+		return s.Close()
+	}
+	return s.Scope.Recycle()
+}
+
+func (s *scope) forgotten() bool {
+	s.i.mu.Lock()
+	defer s.i.mu.Unlock()
+	return s.i.forgotten
 }
 
 // noScope stands in where the host has no control groups.
@@ -379,6 +390,7 @@ func (noScope) Files() []*os.File          { return nil }
 func (noScope) Layout() []string           { return nil }
 func (noScope) Empty() (bool, error)       { return true, nil }
 func (noScope) Kill(context.Context) error { return nil }
+func (noScope) Recycle() error             { return nil }
 func (noScope) Close() error               { return nil }
 
 func (b *Backend) socketPath(name string) string { return filepath.Join(b.cfg.RunDir, name+".sock") }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"casemate.dev/internal/errs"
@@ -175,7 +176,15 @@ func (h *Hierarchy) RemoveAll(ctx context.Context) error {
 type Group struct {
 	id     string
 	driver groupDriver
+
+	mu   sync.Mutex // guards the fields below
+	idle []*Scope   // empty groups that wait for another process
+	over bool       // the Group is closed: no more are kept
 }
+
+// maxIdle bounds the scopes that wait. Making and removing one costs more than half of what starting a
+// process costs the server otherwise; more of them than processes start at once save nothing.
+const maxIdle = 8
 
 // groupDriver is what differs between the versions.
 type groupDriver interface {
@@ -238,11 +247,59 @@ func (g *Group) NewScope(id string) (*Scope, error) {
 	if !validName(id) {
 		return nil, errs.New(errs.InvalidArgument, "process id %q can't name a control group", id)
 	}
+	if s := g.takeIdle(id); s != nil {
+		return s, nil
+	}
 	s, err := g.driver.newScope(id)
 	if err != nil {
 		return nil, fmt.Errorf("create scope %s: %w", id, err)
 	}
+	s.group = g
 	return s, nil
+}
+
+// takeIdle returns a scope that waits, under a new name: so that after a restart of the server a scope
+// is still found by its process's id.
+func (g *Group) takeIdle(id string) *Scope {
+	g.mu.Lock()
+	if len(g.idle) == 0 {
+		g.mu.Unlock()
+		return nil
+	}
+	s := g.idle[len(g.idle)-1]
+	g.idle = g.idle[:len(g.idle)-1]
+	g.mu.Unlock()
+	driver, err := s.driver.(renamer).rename(id)
+	if err != nil {
+		_ = s.Close()
+		return nil
+	}
+	return &Scope{id: id, group: g, driver: driver, layout: s.layout, files: s.files}
+}
+
+// keepIdle takes a scope that is empty, and reports whether it did.
+func (g *Group) keepIdle(s *Scope) bool {
+	if _, ok := s.driver.(renamer); !ok {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.over || len(g.idle) >= maxIdle {
+		return false
+	}
+	g.idle = append(g.idle, s)
+	return true
+}
+
+// dropIdle closes what waits, and no more is kept.
+func (g *Group) dropIdle() {
+	g.mu.Lock()
+	idle := g.idle
+	g.idle, g.over = nil, true
+	g.mu.Unlock()
+	for _, s := range idle {
+		closeFiles(s.files)
+	}
 }
 
 // OpenScope takes up a scope made earlier, also by an earlier server. Kinds: NotFound.
@@ -254,6 +311,7 @@ func (g *Group) OpenScope(id string) (*Scope, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open scope %s: %w", id, err)
 	}
+	s.group = g
 	return s, nil
 }
 
@@ -288,4 +346,7 @@ func (g *Group) Kill(ctx context.Context) error { return g.driver.kill(ctx) }
 func (g *Group) Remove(ctx context.Context) error { return g.driver.remove(ctx) }
 
 // Close closes what the Group holds open; the groups stay. Idempotent.
-func (g *Group) Close() error { return g.driver.close() }
+func (g *Group) Close() error {
+	g.dropIdle()
+	return g.driver.close()
+}

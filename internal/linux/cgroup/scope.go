@@ -11,6 +11,7 @@ import (
 // isolation.Scope.
 type Scope struct {
 	id     string
+	group  *Group
 	driver scopeDriver
 	layout []string
 	files  []*os.File
@@ -24,6 +25,12 @@ type scopeDriver interface {
 	empty() (bool, error)
 	kill(ctx context.Context) error
 	remove(ctx context.Context) error
+}
+
+// renamer is a scopeDriver whose group can serve one process after another. Groups of version 2 can't
+// be renamed (kernel/cgroup/cgroup.c: only cgroup1_kf_syscall_ops has a rename).
+type renamer interface {
+	rename(id string) (scopeDriver, error)
 }
 
 // ID returns the process's id.
@@ -49,17 +56,32 @@ func (s *Scope) Empty() (bool, error) { return s.driver.empty() }
 // Kill ends everything in the scope and returns when it is empty. Idempotent.
 func (s *Scope) Kill(ctx context.Context) error { return s.driver.kill(ctx) }
 
+// Recycle is Close for the scope of a process that ended by itself and left nothing alive: the group may
+// serve another process. The caller must know that nobody is about to kill or freeze it by its files.
+func (s *Scope) Recycle() error {
+	if empty, err := s.Empty(); err == nil && empty {
+		s.closeOnce.Do(func() {
+			// A Scope of its own: this one stays closed, whoever still holds it.
+			if !s.group.keepIdle(&Scope{id: s.id, group: s.group, driver: s.driver, layout: s.layout, files: s.files}) {
+				s.closeErr = s.close()
+			}
+		})
+	}
+	return s.Close()
+}
+
 // Close closes the files, kills what is left and removes the group. Idempotent.
 func (s *Scope) Close() error {
-	s.closeOnce.Do(func() {
-		var all []error
-		for _, f := range s.files {
-			all = append(all, f.Close())
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
-		defer cancel()
-		all = append(all, s.driver.remove(ctx))
-		s.closeErr = errors.Join(all...)
-	})
+	s.closeOnce.Do(func() { s.closeErr = s.close() })
 	return s.closeErr
+}
+
+func (s *Scope) close() error {
+	var all []error
+	for _, f := range s.files {
+		all = append(all, f.Close())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	return errors.Join(append(all, s.driver.remove(ctx))...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -165,6 +166,15 @@ func (d v1Scope) list() ([]int, error) { return readPids(d.fd, d.path+"/cgroup.p
 func (d v1Scope) empty() (bool, error) {
 	pids, err := d.list()
 	return len(pids) == 0, err
+}
+
+// rename gives the group another process's name (cgroup1_rename); the open files stay valid.
+func (d v1Scope) rename(id string) (scopeDriver, error) {
+	to := v1Scope{fd: d.fd, path: path.Join(path.Dir(d.path), id)}
+	if err := unix.Renameat(d.fd, d.path, d.fd, to.path); err != nil {
+		return nil, &os.LinkError{Op: "rename", Old: d.path, New: to.path, Err: err}
+	}
+	return to, nil
 }
 
 func (d v1Scope) kill(ctx context.Context) error {
