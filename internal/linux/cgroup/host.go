@@ -2,9 +2,13 @@ package cgroup
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // mounts is where the host shows its hierarchies.
@@ -91,6 +95,21 @@ func parseOwn(text string) map[string]string {
 		}
 	}
 	return own
+}
+
+// limitPids bounds how many processes and threads all sandboxes of a server have together: three quarters
+// of what the host has numbers and memory for. Each has its own limit, but a hundred fork bombs would
+// leave the host none to log in with. dir is the server's group in the hierarchy that has the controller.
+func limitPids(dir int) error {
+	least := int64(math.MaxInt64)
+	for _, name := range [...]string{"pid_max", "threads-max"} {
+		n, err := readInt(unix.AT_FDCWD, "/proc/sys/kernel/"+name)
+		if err != nil {
+			return err
+		}
+		least = min(least, n)
+	}
+	return write(dir, "pids.max", strconv.FormatInt(least/4*3, 10))
 }
 
 // validName reports whether s can be one directory below ours: no separator, no leading dot, none of

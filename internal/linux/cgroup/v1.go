@@ -70,6 +70,12 @@ func openV1(serverID string, m mounts, own map[string]string) (*v1, error) {
 			return nil, err
 		}
 	}
+	if fd, ok := v.dirs["pids"]; ok {
+		if err := limitPids(fd); err != nil {
+			_ = v.close()
+			return nil, err
+		}
+	}
 	if v.lacksSwap() {
 		v.lacks = append(v.lacks, "swap")
 	}

@@ -53,6 +53,12 @@ func openV2(serverID string, m mounts, own map[string]string) (*v2, error) {
 			WithHint("run the server as root on the host, or in a container with a writable cgroup mount")
 	}
 	v.enableControllers()
+	if v.has("pids") {
+		if err := limitPids(v.dir); err != nil {
+			_ = v.close()
+			return nil, err
+		}
+	}
 	return v, nil
 }
 
