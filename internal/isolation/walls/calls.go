@@ -60,7 +60,7 @@ func allowed() []row {
 		{"timers", "alarm getitimer setitimer timer_create timer_delete timer_gettime timer_settime timer_getoverrun timerfd_create timerfd_gettime timerfd_settime"},
 		{"random numbers", "getrandom"},
 
-		{"use sockets; which kinds can be made is filtered at socket and socketpair", "bind connect listen accept accept4 getsockname getpeername getsockopt setsockopt shutdown sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg"},
+		{"use sockets; which kinds can be made is filtered at socket and socketpair", "bind connect listen accept accept4 getsockname getpeername getsockopt shutdown sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg"},
 		{"System V and POSIX IPC, in the sandbox's own IPC namespace: databases", "shmget shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"},
 		{"Landlock only takes rights away: agents nest sandboxes of their own", "landlock_create_ruleset landlock_add_rule landlock_restrict_self"},
 	}

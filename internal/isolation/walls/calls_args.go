@@ -77,6 +77,9 @@ func conditional() []filter.Entry {
 	)
 }
 
+// udpEncap is UDP_ENCAP of udp(7).
+const udpEncap = 100
+
 // Personalities of personality(2) that x/sys does not name.
 const (
 	perLinux32  = 0x0008
@@ -112,6 +115,15 @@ func sockets() []filter.Entry {
 				when(seccomp.Allow, arg(0, unix.AF_NETLINK), arg(2, unix.NETLINK_ROUTE)),
 				when(protocol, arg(0, unix.AF_NETLINK)),
 				when(refused, arg(0, unix.AF_PACKET)),
+			},
+		},
+		{
+			Call: "setsockopt", Otherwise: seccomp.Allow,
+			Reason: "options of one's own sockets; but no protocols of the kernel's put on top of TCP and UDP (TLS, " +
+				"ESP, SMC: a hole a year, as CVE-2023-0461). The error is that of a kernel without them, and libraries do it themselves",
+			Clauses: []filter.Clause{
+				when(seccomp.Errno(unix.ENOPROTOOPT), arg(1, unix.SOL_TCP), arg(2, unix.TCP_ULP)),
+				when(seccomp.Errno(unix.ENOPROTOOPT), arg(1, unix.SOL_UDP), arg(2, udpEncap)),
 			},
 		},
 		only("socketpair", family, "pairs within the sandbox", []filter.Test{arg(0, unix.AF_UNIX)}),
