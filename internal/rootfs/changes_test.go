@@ -312,7 +312,7 @@ func TestBelowSeesLowersAsOverlayDoes(t *testing.T) {
 	mkdirs(t, bottom+"/d/x", bottom+"/opaque/x", bottom+"/file/x", bottom+"/plain/x")
 	mkdirs(t, top+"/opaque", top+"/plain")
 	text(t, top+"/file", "")
-	must(t, syscall.Mknod(top+"/d", syscall.S_IFCHR, 0), syscall.Setxattr(top+"/opaque", "user.overlay.opaque", []byte("y"), 0))
+	must(t, syscall.Mknod(top+"/d", syscall.S_IFCHR, 0), syscall.Setxattr(top+"/opaque", "trusted.overlay.opaque", []byte("y"), 0))
 	var d differ
 	for _, dir := range []string{top, bottom} {
 		f, err := fd.OpenRoot(dir)
@@ -335,20 +335,25 @@ func TestStripImported(t *testing.T) {
 	mkdirs(t, dir+"/d")
 	text(t, dir+"/d/f", "x")
 	must(t,
-		syscall.Setxattr(dir+"/d", "user.overlay.opaque", []byte("y"), 0),
-		syscall.Setxattr(dir+"/d", "user.mine", []byte("1"), 0),
+		syscall.Setxattr(dir+"/d", "trusted.overlay.opaque", []byte("y"), 0),
+		syscall.Setxattr(dir+"/d", "trusted.mine", []byte("1"), 0),
 		syscall.Setxattr(dir+"/d/f", "trusted.overlay.redirect", []byte("/etc/shadow"), 0),
 		os.Symlink("/etc/shadow", dir+"/link"))
 	must(t, stripImported(dir))
 	var buf [64]byte
-	if _, err := syscall.Getxattr(dir+"/d", "user.overlay.opaque", buf[:]); !errors.Is(err, syscall.ENODATA) {
+	if _, err := syscall.Getxattr(dir+"/d", "trusted.overlay.opaque", buf[:]); !errors.Is(err, syscall.ENODATA) {
 		t.Errorf("opaque: %v", err)
 	}
 	if _, err := syscall.Getxattr(dir+"/d/f", "trusted.overlay.redirect", buf[:]); !errors.Is(err, syscall.ENODATA) {
 		t.Errorf("redirect: %v", err)
 	}
-	if n, err := syscall.Getxattr(dir+"/d", "user.mine", buf[:]); err != nil || n != 1 {
+	if n, err := syscall.Getxattr(dir+"/d", "trusted.mine", buf[:]); err != nil || n != 1 {
 		t.Errorf("an attribute of its own is kept: %v", err)
+	}
+	for name, want := range map[string]bool{"user.overlay.opaque": true, "trusted.overlay.origin": true, "user.overlays": false, "user.x": false} {
+		if overlayXattr(name) != want {
+			t.Errorf("%s is obeyed: %v", name, !want)
+		}
 	}
 	for name, make := range map[string]func(string) error{
 		".wh.secret": func(p string) error { return os.WriteFile(p, nil, 0o644) },
