@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -119,12 +120,11 @@ func checkName(name string) error {
 }
 
 func newSecret(e2b bool) string {
-	var b [32]byte
-	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
+	b := random()
 	if e2b {
-		return e2bPrefix + hex.EncodeToString(b[:])
+		return e2bPrefix + hex.EncodeToString(b)
 	}
-	return nativePrefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
+	return nativePrefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b))
 }
 
 // List returns all keys, also revoked ones, the oldest first.
@@ -229,6 +229,37 @@ func (k *Keys) First(ctx context.Context, dir string) (string, error) {
 		return "", err
 	}
 	return path, nil
+}
+
+// KeptSecret returns the 32 random bytes of a file in dir, which it makes where it is missing. It is
+// for what a server derives tokens from: they stay the same as long as the file does.
+func KeptSecret(dir, name string) ([]byte, error) {
+	path := filepath.Join(dir, name)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			text = []byte(hex.EncodeToString(random()))
+			err = writeSecret(path, string(text))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("keep secret: %w", err)
+	}
+	secret, err := hex.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil || len(secret) != secretSize {
+		return nil, errs.New(errs.FailedPrecondition, "%s holds no secret", path).
+			WithHint("remove the file: a new one is made, and the tokens derived from it change")
+	}
+	return secret, nil
+}
+
+// secretSize is how many random bytes a secret holds.
+const secretSize = 32
+
+func random() []byte {
+	var b [secretSize]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
+	return b[:]
 }
 
 // writeSecret writes a file that only its owner ever could open: a new one, renamed over an old one

@@ -202,3 +202,28 @@ func BenchmarkAuthenticate(b *testing.B) {
 		}
 	}
 }
+
+// TestKeptSecret: the secret stays, only its owner reads it, and what is no secret is refused.
+func TestKeptSecret(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "keys")
+	first, err := KeptSecret(dir, "e2b.key")
+	if err != nil || len(first) != secretSize {
+		t.Fatalf("%x, %v", first, err)
+	}
+	if again, err := KeptSecret(dir, "e2b.key"); err != nil || !bytes.Equal(first, again) {
+		t.Errorf("again %x, %v", again, err)
+	}
+	if other, err := KeptSecret(dir, "other.key"); err != nil || bytes.Equal(first, other) {
+		t.Errorf("another is %x, %v", other, err)
+	}
+	path := filepath.Join(dir, "e2b.key")
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if err := os.WriteFile(path, []byte("00ff"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := KeptSecret(dir, "e2b.key"); !errs.Is(err, errs.FailedPrecondition) {
+		t.Errorf("a short one: %v", err)
+	}
+}

@@ -15,7 +15,6 @@ import (
 
 // The bounds of what a caller may ask for.
 const (
-	maxLabels     = 64
 	maxLabelValue = 255
 	maxTag        = 256
 	maxText       = 512 << 10 // argv or env in all: a call to the guest holds 1 MiB
@@ -28,6 +27,16 @@ const (
 	maxKey        = 255
 	maxExecution  = 30 * 24 * time.Hour
 )
+
+// MaxLabels is how many labels a sandbox may have.
+const MaxLabels = 64
+
+// CheckLabel says what is wrong with a label; nil: nothing.
+func CheckLabel(key, value string) error {
+	var c checker
+	c.labels(map[string]string{key: value})
+	return c.err
+}
 
 func invalid(format string, args ...any) *errs.Error {
 	return errs.New(errs.InvalidArgument, format, args...)
@@ -68,7 +77,7 @@ func (c *checker) spec(s *Spec) error {
 }
 
 func (c *checker) labels(labels map[string]string) {
-	c.that(len(labels) <= maxLabels, "", "%d labels, limit %d", len(labels), maxLabels)
+	c.that(len(labels) <= MaxLabels, "", "%d labels, limit %d", len(labels), MaxLabels)
 	for k, v := range labels {
 		c.labelKey(k)
 		c.that(len(v) <= maxLabelValue && printable(v), "", "label %s: its value must be printable text of at most %d bytes", k, maxLabelValue)

@@ -24,7 +24,7 @@ func TestSpecsThatAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	many := map[string]string{}
-	for i := range maxLabels + 1 {
+	for i := range MaxLabels + 1 {
 		many[strings.Repeat("a", i+1)] = ""
 	}
 	space := func(source, target string) Spec { return Spec{Workspaces: []Workspace{{source, target}}} }
