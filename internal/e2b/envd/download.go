@@ -38,7 +38,7 @@ func (h *Handler) fileError(ctx context.Context, c *call, fs *sandbox.Files, r s
 		return statusf(http.StatusUnauthorized, "error looking up user '%s': user: unknown user %s", c.user, c.user)
 	case errs.Is(err, errs.NotFound):
 		return statusf(http.StatusNotFound, "path '%s' does not exist", shown(r))
-	case !errs.Is(err, errs.InvalidArgument), fs == nil:
+	case fs == nil, !errs.Is(err, errs.InvalidArgument) && !errs.Is(err, errs.FailedPrecondition):
 		return err
 	}
 	f, serr := fs.Stat(ctx, r)

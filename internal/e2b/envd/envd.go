@@ -142,7 +142,7 @@ func (c *call) takeTimeout(r *http.Request) {
 		r.Header.Del(headerTimeout)
 	case r.URL.Path == processconnect.ProcessStartProcedure:
 		r.Header.Del(headerTimeout)
-		c.timeout = min(time.Duration(ms), longest/time.Millisecond) * time.Millisecond
+		c.timeout = time.Duration(min(ms, longest.Milliseconds()) * int64(time.Millisecond))
 	}
 }
 

@@ -35,9 +35,6 @@ func refuse(code connect.Code, format string, args ...any) error {
 // WriteError answers with an error in the protocol's JSON.
 func WriteError(w http.ResponseWriter, status int, message string) {
 	h := w.Header()
-	for _, name := range []string{"Content-Length", "Content-Disposition", "Content-Encoding", "Content-Range", "Last-Modified"} {
-		h.Del(name) // they told about an answer that is not given
-	}
 	h.Set("Content-Type", "application/json; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)

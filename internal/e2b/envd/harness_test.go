@@ -115,8 +115,15 @@ func (h *harness) request(method, path string, body io.Reader, header ...string)
 	return req
 }
 
+// answer is a response that is read already.
+type answer struct {
+	StatusCode    int
+	Header        http.Header
+	ContentLength int64
+}
+
 // do makes a plain request.
-func (h *harness) do(method, path, body string, header ...string) (*http.Response, string) {
+func (h *harness) do(method, path, body string, header ...string) (answer, string) {
 	h.t.Helper()
 	resp, err := http.DefaultTransport.RoundTrip(h.request(method, path, strings.NewReader(body), header...))
 	if err != nil {
@@ -127,7 +134,7 @@ func (h *harness) do(method, path, body string, header ...string) (*http.Respons
 	if err != nil {
 		h.t.Fatalf("%s %s: %v", method, path, err)
 	}
-	return resp, string(b)
+	return answer{resp.StatusCode, resp.Header, resp.ContentLength}, string(b)
 }
 
 // object is a JSON object.
@@ -195,7 +202,7 @@ func enveloped(t testing.TB, msgs ...any) string {
 func (h *harness) open(procedure string, msg any, header ...string) *stream {
 	h.t.Helper()
 	header = append([]string{"Content-Type", "application/connect+json", "Connect-Protocol-Version", "1"}, header...)
-	resp, err := http.DefaultTransport.RoundTrip(h.request("POST", procedure, strings.NewReader(enveloped(h.t, msg)), header...))
+	resp, err := http.DefaultTransport.RoundTrip(h.request("POST", procedure, strings.NewReader(enveloped(h.t, msg)), header...)) //nolint:bodyclose // the stream closes it
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -118,7 +118,7 @@ func (u *uploading) parts(ctx context.Context, form *multipart.Reader) error {
 	u.files = []written{}
 	for {
 		part, err := form.NextRawPart()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { //nolint:errorlint // a form that breaks off wraps it
 			return nil
 		}
 		if err != nil {
@@ -163,7 +163,7 @@ func (u *uploading) write(ctx context.Context, p string, in io.Reader) error {
 		return errs.Wrap(err, errs.InvalidArgument, "the request's body is damaged")
 	case errs.Is(err, errs.ResourceExhausted):
 		return statusf(http.StatusInsufficientStorage, "not enough disk space available")
-	case errs.Is(err, errs.InvalidArgument):
+	case errs.Is(err, errs.InvalidArgument), errs.Is(err, errs.FailedPrecondition):
 		if f, serr := u.fs.Stat(ctx, r); serr == nil && f.Type == "dir" {
 			return statusf(http.StatusBadRequest, "path is a directory: %s", shown(r))
 		}
