@@ -36,6 +36,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.TLSCert, "tls-cert", "", "certificate `FILE` for the TCP addresses")
 	fl.StringVar(&f.cfg.TLSKey, "tls-key", "", "key `FILE` of the certificate")
 	fl.StringArrayVar(&f.cfg.AllowHosts, "allow-host", nil, "host `NAME` under which browsers may reach it, beside addresses and localhost (repeatable)")
+	fl.StringVar(&f.cfg.E2BDomain, "e2b-domain", "", "`DOMAIN[:PORT]` below which PORT-SANDBOX.DOMAIN leads here; E2B's SDKs are told (default none)")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")

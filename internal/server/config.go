@@ -36,6 +36,8 @@ type Config struct {
 	TLSCert, TLSKey string
 	// AllowHosts are host names, beside addresses and localhost, under which the server answers.
 	AllowHosts []string
+	// E2BDomain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.
+	E2BDomain string
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
 	MaxSandboxes, MaxPerKey int
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the

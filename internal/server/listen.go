@@ -101,7 +101,7 @@ func (s *Server) newHTTP(useTLS bool) *http.Server {
 	protocols.SetHTTP2(useTLS)
 	protocols.SetUnencryptedHTTP2(!useTLS) // gRPC clients without TLS begin with HTTP/2 at once
 	return &http.Server{
-		Handler:           s.api,
+		Handler:           s,
 		Protocols:         protocols,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000, SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
 		ReadHeaderTimeout: headerTimeout,

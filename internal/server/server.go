@@ -16,6 +16,7 @@ import (
 	"casemate.dev/internal/api"
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/clock"
+	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
@@ -38,6 +39,7 @@ type Server struct {
 	backends  map[string]isolation.Backend
 	manager   *sandbox.Manager
 	api       *api.API
+	e2b       *e2b.API
 	listeners []listener
 	undo      *cleanup.Stack // what Close takes down, in reverse order
 
@@ -108,6 +110,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("make api: %w", err)
 	}
 	s.undo.Add(s.api.Close)
+	if err := s.openE2B(keys); err != nil {
+		return nil, err
+	}
 	if err := s.listen(ctx); err != nil {
 		return nil, err
 	}
@@ -147,6 +152,7 @@ func (s *Server) Run(ctx context.Context) error {
 	g.Go(func() error {
 		<-serving.Done()
 		s.api.Drain()
+		s.e2b.Drain()
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.DrainTimeout)
 		defer cancel()
 		var all []error

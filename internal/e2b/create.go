@@ -1,0 +1,209 @@
+package e2b
+
+import (
+	"encoding/json"
+	"maps"
+	"math"
+	"net/http"
+	"strings"
+	"time"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/sandbox"
+)
+
+// The lifetimes of sandboxes whose creator names none.
+const (
+	timeoutV2 = 300
+	timeoutV1 = 15
+)
+
+// newSandbox is the request of both versions of create.
+type newSandbox struct {
+	TemplateID          string            `json:"templateID"`
+	Timeout             *int64            `json:"timeout"`
+	Metadata            map[string]string `json:"metadata"`
+	EnvVars             map[string]string `json:"envVars"`
+	AllowInternetAccess *bool             `json:"allow_internet_access"`
+	Network             *networkConfig    `json:"network"`
+	AutoPause           bool              `json:"autoPause"`
+	AutoPauseMemory     *bool             `json:"autoPauseMemory"`
+	AutoResume          *struct {
+		Enabled bool `json:"enabled"`
+	} `json:"autoResume"`
+	MCP json.RawMessage `json:"mcp"`
+	IAM *struct {
+		Tokens map[string]json.RawMessage `json:"tokens"`
+	} `json:"iam"`
+	VolumeMounts []json.RawMessage `json:"volumeMounts"`
+	// Secure is of version 1. Sandboxes are secured here whatever it says: the SDKs use the token that
+	// they are given.
+	Secure bool `json:"secure"`
+}
+
+func (a *API) createV2(c call) error {
+	req := newSandbox{Secure: true}
+	if err := c.decode(&req); err != nil {
+		return err
+	}
+	return a.create(c, req, timeoutV2)
+}
+
+func (a *API) createV1(c call) error {
+	var req newSandbox
+	if err := c.decode(&req); err != nil {
+		return err
+	}
+	if n := req.Network; n != nil && n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic && !req.Secure {
+		return fail(http.StatusBadRequest, "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.")
+	}
+	return a.create(c, req, timeoutV1)
+}
+
+func (a *API) create(c call, req newSandbox, timeout int64) error {
+	if req.Timeout != nil {
+		timeout = *req.Timeout
+	}
+	life, err := lifetime(timeout, 1)
+	if err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return err
+	}
+	t, err := a.resolveTemplate(c, req.TemplateID)
+	if err != nil {
+		return err
+	}
+	labels, rest := labelled(req.Metadata)
+	k := kept{
+		Template: t.asked, AutoResume: req.AutoResume != nil && req.AutoResume.Enabled, Metadata: rest,
+		Internet: req.AllowInternetAccess, Network: req.Network,
+	}
+	sandboxID := id.Sandbox()
+	s, err := a.cfg.Manager.Create(c.r.Context(), c.p, sandbox.Spec{
+		Template: t.name, Profile: t.profile, Labels: labels, Env: environment(req.EnvVars, sandboxID, t.asked),
+		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, Extra: k.put(nil),
+	}, sandbox.CreateOptions{ID: sandboxID})
+	if errs.Is(err, errs.FailedPrecondition) {
+		return fail(http.StatusBadRequest, "%s", publicText(err)) // a template that can't be used; 409 means another thing here
+	}
+	if err != nil {
+		return err
+	}
+	return c.json(http.StatusCreated, a.created(s))
+}
+
+// check refuses what contradicts itself and what is not there yet.
+func (req newSandbox) check() error {
+	keepsMemory := req.AutoPauseMemory == nil || *req.AutoPauseMemory
+	switch {
+	case !keepsMemory && !req.AutoPause:
+		return fail(http.StatusBadRequest, "autoPauseMemory=false only applies when autoPause is true.")
+	case !keepsMemory && req.AutoResume != nil && req.AutoResume.Enabled:
+		return fail(http.StatusBadRequest, "autoPauseMemory=false (filesystem-only auto-pause) cannot be combined with autoResume: such a sandbox is resumed explicitly")
+	}
+	if err := req.Network.check(); err != nil {
+		return err
+	}
+	switch {
+	case !keepsMemory:
+		return notYet("autoPauseMemory=false (pausing without memory)")
+	case present(req.MCP):
+		return notYet("mcp")
+	case req.IAM != nil && len(req.IAM.Tokens) > 0:
+		return notYet("iam tokens")
+	case len(req.VolumeMounts) > 0:
+		return notYet("volumeMounts")
+	}
+	return nil
+}
+
+// environment is what every process of an E2B sandbox finds set.
+func environment(asked map[string]string, sandboxID, template string) map[string]string {
+	env := map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandboxID, "E2B_TEMPLATE_ID": template}
+	maps.Copy(env, asked)
+	return env
+}
+
+// lifetime turns a timeout into a duration; it must be least at least.
+func lifetime(seconds, least int64) (time.Duration, error) {
+	if seconds < least {
+		return 0, fail(http.StatusBadRequest, "Timeout must be greater than %d", least-1)
+	}
+	const most = math.MaxInt64 / int64(time.Second)
+	if seconds > most {
+		return 0, fail(http.StatusBadRequest, "Timeout cannot be greater than %d hours", most/3600)
+	}
+	return max(time.Duration(seconds)*time.Second, time.Second), nil // the shortest that there is
+}
+
+// usableTemplate is a template as the Manager knows it.
+type usableTemplate struct {
+	asked   string // as the caller named it, without a default tag
+	name    string
+	profile sandbox.Profile
+}
+
+// baseTemplate is what the SDKs ask for where their user names nothing.
+const baseTemplate = "base"
+
+// hostTemplate stands in for baseTemplate until that is built.
+const hostTemplate = "host"
+
+// parseTemplate takes [namespace/]alias[:tag] apart.
+func parseTemplate(ref string) (name, tag string) {
+	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
+		ref = ref[i+1:]
+	}
+	name, tag, _ = strings.Cut(ref, ":")
+	if tag == "" {
+		tag = defaultTag
+	}
+	return name, tag
+}
+
+// resolveTemplate finds the template that a create names. Where base is not built, the machine's own
+// system stands in for it, so that a new server works from the first second.
+func (a *API) resolveTemplate(c call, ref string) (usableTemplate, error) {
+	name, tag := parseTemplate(ref)
+	all, err := a.cfg.Manager.Templates(c.r.Context())
+	if err != nil {
+		return usableTemplate{}, err
+	}
+	for _, t := range all {
+		if t.Name != name {
+			continue
+		}
+		if tag != defaultTag {
+			return usableTemplate{}, fail(http.StatusNotFound, "tag '%s' does not exist for template '%s'", tag, name)
+		}
+		if t.Ready {
+			return usable(name, t), nil
+		}
+	}
+	if name == baseTemplate && tag == defaultTag {
+		for _, t := range all {
+			if t.Name == hostTemplate && t.Ready {
+				if !a.fellBack.Swap(true) {
+					a.log.Warn("template base is not built, so that template host stands in for it: no sudo, no packages of its own",
+						"remedy", "casemate template build base")
+				}
+				return usable(name, t), nil
+			}
+		}
+	}
+	return usableTemplate{}, fail(http.StatusNotFound, "template '%s' not found", name)
+}
+
+// usable takes the profile that E2B's users expect, sudo included, where the template allows it.
+func usable(asked string, t sandbox.Template) usableTemplate {
+	u := usableTemplate{asked: asked, name: t.Name}
+	for _, p := range t.Profiles {
+		if p == string(sandbox.Standard) {
+			u.profile = sandbox.Standard
+		}
+	}
+	return u
+}

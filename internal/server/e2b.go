@@ -1,0 +1,40 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+
+	"casemate.dev/internal/e2b"
+	"casemate.dev/internal/e2b/envd"
+	"casemate.dev/internal/policy"
+)
+
+// e2bSecretFile is the file in the keys directory that the tokens of E2B's protocol are derived from.
+const e2bSecretFile = "e2b.key"
+
+// openE2B makes the handler of E2B's protocol.
+func (s *Server) openE2B(keys *policy.Keys) error {
+	secret, err := policy.KeptSecret(s.cfg.KeysDir, e2bSecretFile)
+	if err != nil {
+		return err
+	}
+	s.e2b, err = e2b.New(e2b.Config{
+		Manager: s.manager, Keys: keys, Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log}), Secret: secret,
+		Domain: s.cfg.E2BDomain, Log: s.log,
+	})
+	if err != nil {
+		return fmt.Errorf("make E2B's protocol: %w", err)
+	}
+	s.undo.Add(s.e2b.Close)
+	return nil
+}
+
+// ServeHTTP implements http.Handler: E2B's requests are told by what they name, and the rest are the
+// native API's.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.e2b.Claims(r) {
+		s.e2b.ServeHTTP(w, r)
+		return
+	}
+	s.api.ServeHTTP(w, r)
+}
