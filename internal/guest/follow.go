@@ -69,11 +69,16 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 	defer rd.Close()
 	var gone <-chan struct{}
 	left := r.Limit
-	sent, narrowed := 0, false
+	sent := 0
+	var through func()
+	defer func() {
+		if through != nil {
+			through()
+		}
+	}()
 	for {
-		if sent >= wireQueue && !narrowed {
-			narrow(c.Conn)
-			narrowed = true
+		if sent >= wireQueue && through == nil {
+			through = g.narrow(c.Conn)
 		}
 		state, news, n, err := g.send(c, rd, left)
 		sent += n

@@ -59,6 +59,7 @@ type Guest struct {
 	memory    *memory
 	null      *os.File
 	dials     atomic.Int32 // connections to ports
+	wide      atomic.Int32 // connections that carry much
 
 	// mu guards the fields below.
 	mu sync.RWMutex

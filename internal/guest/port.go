@@ -29,14 +29,20 @@ const (
 	// the guest: 300 clients of a port that stood still ended a sandbox.
 	wireQueue = 32 << 10
 	portQueue = 64 << 10
+	// maxWide is how many connections to the server may have the kernel's usual queue, which carries a
+	// quarter more.
+	maxWide = 64
 )
 
-// narrow bounds what the kernel queues on a connection to the server. It costs a system call, so it is
-// for those that carry much.
-func narrow(c net.Conn) {
-	if u, ok := c.(*net.UnixConn); ok {
-		_ = u.SetWriteBuffer(wireQueue) // fails only on a connection that is gone
+// narrow bounds what the kernel queues on a connection to the server, unless it is one of few. It costs a
+// system call, so it is for connections that carry much; done says that this one is through.
+func (g *Guest) narrow(c net.Conn) (done func()) {
+	if g.wide.Add(1) > maxWide {
+		if u, ok := c.(*net.UnixConn); ok {
+			_ = u.SetWriteBuffer(wireQueue) // fails only on a connection that is gone
+		}
 	}
+	return func() { g.wide.Add(-1) }
 }
 
 // narrowPort does so on both ways of a connection to a port. Before the connection is made, since the
@@ -67,7 +73,7 @@ func (g *Guest) dial(c *guestwire.Conn, call guestwire.Call) error {
 		return err
 	}
 	defer port.Close()
-	narrow(c.Conn)
+	defer g.narrow(c.Conn)()
 	if err := c.Reply(nil); err != nil {
 		return err
 	}
