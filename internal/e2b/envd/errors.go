@@ -108,7 +108,8 @@ func deadlineExceeded() error {
 }
 
 // cutOff drops the connection: a stream that ends so, and nothing else, makes SDKs look whether the
-// sandbox is still there.
+// sandbox is still there. It is also right for a call whose context was canceled: either the client has
+// left, or the sandbox was paused or has ended.
 func cutOff() { panic(http.ErrAbortHandler) }
 
 // unknownUser reports whether an error came from a user that the sandbox does not have.

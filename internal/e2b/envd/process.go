@@ -136,7 +136,7 @@ func (s *processes) ended(ctx context.Context, c *call, sink *eventSink, p sandb
 	case err == nil:
 	case errors.Is(err, context.DeadlineExceeded):
 		return deadlineExceeded()
-	case sink.started && s.over(ctx, c):
+	case sink.started && (errors.Is(ctx.Err(), context.Canceled) || s.over(ctx, c)):
 		cutOff()
 	case !sink.started && s.unknownUser(ctx, c, err):
 		return invalidUsername(c.user)

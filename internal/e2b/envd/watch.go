@@ -2,6 +2,7 @@ package envd
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -105,7 +106,7 @@ func (s *files) WatchDir(ctx context.Context, req *filesystem.WatchDirRequest, s
 			return stream.Send(&filesystem.WatchDirResponse{Event: &filesystem.WatchDirResponse_Filesystem{Filesystem: e}})
 		})
 	})
-	if stands && ctx.Err() == nil && s.over(ctx, c) {
+	if stands && (errors.Is(ctx.Err(), context.Canceled) || ctx.Err() == nil && s.over(ctx, c)) {
 		cutOff()
 	}
 	return s.rpcError(ctx, "watch", err)
