@@ -56,7 +56,7 @@ func TestOwnOrigin(t *testing.T) {
 		b, _ := httputil.DumpRequest(r, false)
 		_, _ = w.Write(b)
 	})
-	resp := ask(t, app, Target{Sandbox: "box", Port: 80, Path: "/a%2Fb", Host: "mask.test:80"}, secrets.Clone())
+	resp := ask(t, app, Target{Sandbox: "box", Port: 80, Path: "/a%2Fb", Host: "mask.test:80"}, secrets.Clone()) //nolint:bodyclose // by ask
 	b, _ := io.ReadAll(resp.Body)
 	for _, hidden := range []string{"e2b_00ff", "envd-token", "traffic-token", "csm_key", "someid", "/lie"} {
 		if strings.Contains(string(b), hidden) {
