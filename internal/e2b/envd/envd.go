@@ -142,12 +142,18 @@ func (c *call) takeTimeout(r *http.Request) {
 		r.Header.Del(headerTimeout)
 	case r.URL.Path == processconnect.ProcessStartProcedure:
 		r.Header.Del(headerTimeout)
-		c.timeout = time.Duration(min(ms, longest.Milliseconds()) * int64(time.Millisecond))
+		limit := time.Duration(min(ms, longest.Milliseconds()) * int64(time.Millisecond))
+		c.timeout = max(limit-min(limit/20, onTheWay), time.Millisecond)
 	}
 }
 
-// longest is the Manager's bound of a process's timeout.
-const longest = 30 * 24 * time.Hour
+const (
+	// longest is the Manager's bound of a process's timeout.
+	longest = 30 * 24 * time.Hour
+	// onTheWay is taken off a process's limit for the time that the request took to get here: SDKs watch
+	// the same limit, and when they give up, the process shall be gone.
+	onTheWay = 25 * time.Millisecond
+)
 
 // userOf returns the user that an Authorization header of type Basic names, without a password.
 func userOf(h http.Header) string {
