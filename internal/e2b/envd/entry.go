@@ -17,10 +17,15 @@ import (
 const metadataPrefix = "user.e2b."
 
 // asker says who asks for a file: with the protocol, file calls ask no permission inside, and what they
-// make belongs to the user. A relative path starts at the sandbox's working directory.
+// make belongs to the user. A relative path starts at the sandbox's working directory; one of a user
+// whom the sandbox does not have by default, at that one's home.
 func (h *Handler) asker(ctx context.Context, c *call) (sandbox.Asker, error) {
+	a := sandbox.Asker{User: c.user, Privileged: true}
 	sb, err := h.m.Get(ctx, c.p, c.sandbox)
-	return sandbox.Asker{User: c.user, Dir: sb.Spec.Dir, Privileged: true}, err
+	if c.user == "" || c.user == sb.Spec.User {
+		a.Dir = sb.Spec.Dir
+	}
+	return a, err
 }
 
 // pathRequest names a file as the protocol does. An empty path is the working directory.
