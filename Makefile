@@ -17,7 +17,7 @@ GUESTS := internal/guestbin/bin
 GUEST := $(GUESTS)/guest-linux-$(GOARCH)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 # Packages in which several threads of control share state; the race detector runs over these.
-RACE := ./client/... ./internal/api/... ./internal/guest/... ./internal/guestwire/... ./internal/isolation/... \
+RACE := ./client/... ./internal/api/... ./internal/e2b/... ./internal/guest/... ./internal/guestwire/... ./internal/isolation/... \
 	./internal/journal/... ./internal/linux/... ./internal/policy/... ./internal/rootfs/... ./internal/sandbox/... \
 	./internal/server/... ./internal/store/...
 GOFILES = $(shell git ls-files --cached --others --exclude-standard '*.go' | grep -v '\.pb\.go$$\|\.connect\.go$$')
@@ -90,6 +90,10 @@ unit: guest ## Unit tests, tests of the kernel's walls, scripts over the whole p
 .PHONY: race
 race: guest ## The concurrent packages under the race detector
 	CGO_ENABLED=1 go test -race -timeout $(TESTTIMEOUT) $(RACE)
+
+.PHONY: e2b
+e2b: build ## E2B's own SDKs against a server, about a minute (needs node, npm, python3 and their registries; root)
+	test/e2b/run.sh $(SUITES)
 
 .PHONY: cross
 cross: ## Build and vet for arm64

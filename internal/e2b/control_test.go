@@ -79,7 +79,6 @@ func TestCreateRefuses(t *testing.T) {
 		`{"templateID":"base","autoPauseMemory":false}`: "400 only applies when autoPause is true",
 		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`: "400 cannot be combined with autoResume",
 		`{"templateID":"base","autoPause":true,"autoPauseMemory":false}`:                               "501 not support",
-		`{"templateID":"base","mcp":{"x":{}}}`:                                                         "501 mcp",
 		`{"templateID":"base","iam":{"tokens":{"a":{}}}}`:                                              "501 iam",
 		`{"templateID":"base","volumeMounts":[{"name":"v","path":"/v"}]}`:                              "501 volumeMounts",
 		`{"templateID":"base","network":{"allowOut":["1.1.1.1"]}}`:                                     "501 allowOut",

@@ -32,11 +32,12 @@ type newSandbox struct {
 	AutoResume          *struct {
 		Enabled bool `json:"enabled"`
 	} `json:"autoResume"`
-	MCP json.RawMessage `json:"mcp"`
 	IAM *struct {
 		Tokens map[string]json.RawMessage `json:"tokens"`
 	} `json:"iam"`
 	VolumeMounts []json.RawMessage `json:"volumeMounts"`
+	// "mcp" is not read: the SDK itself starts the gateway, from the template that has it.
+
 	// Secure is of version 1. Sandboxes are secured here whatever it says: the SDKs use the token that
 	// they are given.
 	Secure bool `json:"secure"`
@@ -110,8 +111,6 @@ func (req newSandbox) check() error {
 	switch {
 	case !keepsMemory:
 		return notYet("autoPauseMemory=false (pausing without memory)")
-	case present(req.MCP):
-		return notYet("mcp")
 	case req.IAM != nil && len(req.IAM.Tokens) > 0:
 		return notYet("iam tokens")
 	case len(req.VolumeMounts) > 0:

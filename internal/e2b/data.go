@@ -65,7 +65,7 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) 
 		return
 	}
 	owner := sandbox.Principal{ID: s.Owner}
-	if s.State == sandbox.Paused && !a.wake(r, owner, s, k) {
+	if s.State == sandbox.Paused && (isHealth(r, to) || !a.wake(r, owner, s, k)) {
 		notThere(s.ID).write(w, r)
 		return
 	}
@@ -123,7 +123,13 @@ func (a *API) wake(r *http.Request, owner sandbox.Principal, s sandbox.Sandbox, 
 	return err == nil
 }
 
-// internalRoutes are the agent's own, between it and what runs it.
+// isHealth reports whether a request only asks whether the sandbox runs. It needs no token and wakes
+// nobody: the SDKs ask of their own accord when a pause cuts a stream.
+func isHealth(r *http.Request, to destination) bool {
+	return to.port == envdPort && r.URL.Path == "/health"
+}
+
+// internalRoute reports whether a path is the agent's own, between it and what runs it.
 func internalRoute(path string) bool {
 	switch path {
 	case "/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade":

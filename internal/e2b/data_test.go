@@ -237,6 +237,7 @@ func TestAutoResume(t *testing.T) {
 			t.Errorf("%d %s", a.status, a.body)
 		}
 	}
+	isOutage(t, h.send("GET", "/health", "", to(s.SandboxID, envdPort)...), 502, s.SandboxID, gone502)
 	if got := h.detail(s.SandboxID).State; got != "paused" {
 		t.Fatalf("a stranger woke it: %s", got)
 	}
