@@ -13,6 +13,10 @@ const (
 	LaunchSysFD     = 6 // the same for /sys
 )
 
+// LaunchMapped is the one byte that comes on the control socket before MethodLaunch: the server has written
+// the id maps of the guest's user namespace.
+const LaunchMapped byte = 'm'
+
 // Prepared stands for the index of a mount that the guest has prepared itself: Launch.Sys for what came
 // as LaunchSysFD, Mount.File for an empty read-only directory.
 const Prepared = -1

@@ -34,13 +34,17 @@ var ErrUnclaimed = errors.New("the server went away before the launch")
 // Run prepares, waits for the launch, builds the sandbox, and answers. Afterwards no descriptor of the
 // host is left in the process but the listening socket.
 //
-// Preconditions: the process is PID 1 in new user, mount, pid, ipc, uts, net and cgroup namespaces,
-// uid 0 there, with the descriptors of guestwire.Launch.
+// Preconditions: the process is PID 1 in new user, mount, pid, ipc, uts, net and cgroup namespaces, with
+// every capability there as an ambient one, and with the descriptors of guestwire.Launch.
 func Run() (*Sandbox, error) {
 	// A descriptor that another thread of the server had open without close-on-exec at the wrong
 	// moment came along: package syscall opens the id maps of other sandboxes that way. First of all, since nothing of this process has been opened yet.
 	if err := unix.CloseRange(guestwire.LaunchSysFD+1, math.MaxUint32, 0); err != nil {
 		return nil, os.NewSyscallError("close_range", err)
+	}
+	// Everything below makes mounts and files, whose owner must have an id in here.
+	if err := becomeRoot(guestwire.LaunchControlFD); err != nil {
+		return nil, err
 	}
 	nameProcess()
 	// Before the rest, so that no signal finds PID 1 without it (HARDENING 3).
@@ -76,6 +80,33 @@ func Run() (*Sandbox, error) {
 		return nil, errors.Join(fmt.Errorf("answer the launch: %w", err), spawner.Close())
 	}
 	return &Sandbox{Listener: listener, Spawner: spawner, Launch: s.launch}, nil
+}
+
+// becomeRoot waits for the id maps and takes the ids of root in here, in place of those that the server
+// executed this program with. The capabilities stay, since the id given up is not root in here
+// (capabilities(7), on changes of user ids); that they are ambient ends when prepare cuts them down.
+func becomeRoot(control int) error {
+	var b [1]byte
+	n, err := unix.Read(control, b[:])
+	for err == unix.EINTR {
+		n, err = unix.Read(control, b[:])
+	}
+	switch {
+	case err != nil:
+		return os.NewSyscallError("read control socket", err)
+	case n == 0:
+		return ErrUnclaimed
+	case b[0] != guestwire.LaunchMapped:
+		return fmt.Errorf("the control socket begins with byte %d", b[0])
+	}
+	// Of all threads, and groups first: the server's must not come along.
+	if err := syscall.Setgroups(nil); err != nil {
+		return os.NewSyscallError("setgroups", err)
+	}
+	if err := syscall.Setresgid(0, 0, 0); err != nil {
+		return os.NewSyscallError("setresgid", err)
+	}
+	return os.NewSyscallError("setresuid", syscall.Setresuid(0, 0, 0))
 }
 
 // receive reads the launch. Until it comes, the server's death ends the waiting.

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"casemate.dev/internal/guest/signals"
 	"casemate.dev/internal/guest/spawn"
 )
 
@@ -60,6 +61,8 @@ func guestMain() {
 			st.scope.Files = append(st.scope.Files, f)
 		}
 	}
+	// As the guest does: else what whoever started the test ignores, say SIGINT, is ignored inside.
+	must(signals.Shield())
 	// With one processor, and this goroutine on the main thread, the next goroutine to run gets the main
 	// thread: the spawner's, which must not take it.
 	processors := runtime.GOMAXPROCS(1)

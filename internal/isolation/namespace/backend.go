@@ -13,6 +13,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/linux/caps"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/linux/landlock"
 	"casemate.dev/internal/linux/pidfd"
@@ -62,6 +63,7 @@ type Backend struct {
 	own      map[string]string // this process's namespaces
 	env      []string
 	null     *os.File
+	allCaps  []uintptr // every capability that this kernel knows
 	program  *program
 	ids      *idPool
 	groups   *cgroup.Hierarchy // nil where the host has none
@@ -146,6 +148,9 @@ func (b *Backend) open() (err error) {
 		return os.NewSyscallError("getrlimit", err)
 	}
 	b.maxFiles = files.Max
+	if b.allCaps, err = caps.All(); err != nil {
+		return err
+	}
 	if b.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return err
 	}

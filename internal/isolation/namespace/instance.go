@@ -261,14 +261,22 @@ func (i *Instance) Destroy(ctx context.Context) error {
 	return i.clear()
 }
 
-// thawDelay is how long a killed sandbox may take to end before it is taken for frozen.
-const thawDelay = 5 * time.Millisecond
+// thawDelay is how long a killed sandbox may take to end before something in it is taken for frozen. To
+// look for that costs much: freezing even one group makes the kernel change its code on every processor
+// (freezer_active in kernel/freezer.c).
+const thawDelay = 100 * time.Millisecond
 
 // waitKilled waits for the end of a killed sandbox. PID 1 stays until every process of its namespace
 // has ended, and a frozen one does not end: with the signal on them already, they are thawed and run
 // no instruction more.
 func (i *Instance) waitKilled(ctx context.Context) error {
-	soon := time.NewTimer(thawDelay)
+	delay := thawDelay
+	if i.group != nil {
+		if paused, err := i.group.Frozen(); err == nil && paused {
+			delay = 0
+		}
+	}
+	soon := time.NewTimer(delay)
 	defer soon.Stop()
 	select {
 	case <-i.done:

@@ -15,7 +15,8 @@ import (
 const fExecSeal = 0x20
 
 // program is the guest's executable as a sealed file in memory, owned by the host's root with mode
-// 0711: everybody may execute it, nobody in a sandbox may read it, and nobody at all may change it.
+// 0111: everybody may execute it, nobody in a sandbox may read it, and nobody at all may change it. Its
+// owner may not read it either: the guest is executed with the owner's id and gives it up afterwards.
 //
 // That it can't be read inside is what puts PID 1 above root inside (HARDENING 2); that it is sealed
 // keeps a sandbox from overwriting what the next one runs (CVE-2019-5736). All guests share its pages.
@@ -52,7 +53,7 @@ func sealProgram(f *os.File, image []byte) error {
 		return err
 	}
 	// Bits by number: package os would drop none of these, but this says what the kernel checks.
-	if err := unix.Fchmod(int(f.Fd()), 0o711); err != nil {
+	if err := unix.Fchmod(int(f.Fd()), 0o111); err != nil {
 		return os.NewSyscallError("fchmod", err)
 	}
 	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL

@@ -7,6 +7,7 @@ package userns
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -65,6 +66,24 @@ func mappings(ranges []Range) []syscall.SysProcIDMap {
 		out[i] = syscall.SysProcIDMap{ContainerID: int(r.Inside), HostID: int(r.Outside), Size: int(r.Count)}
 	}
 	return out
+}
+
+// Map writes the id maps of a process's new user namespace, which can be done once: users and groups
+// are mapped alike. The caller must hold SETUID and SETGID in the parent namespace.
+func Map(pid int, r Range) error {
+	line := []byte(fmt.Sprintf("%d %d %d", r.Inside, r.Outside, r.Count))
+	for _, name := range [...]string{"gid_map", "uid_map"} {
+		// In one write, and not through os.WriteFile, which would create and truncate.
+		f, err := os.OpenFile("/proc/"+strconv.Itoa(pid)+"/"+name, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(line)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // UIDMap reads the uid map of a process's namespace as this process sees it. Inside the namespace the
