@@ -50,8 +50,7 @@ func form(t testing.TB, files ...string) (kind, body string) {
 	return w.FormDataContentType(), b.String()
 }
 
-func TestUploadForms(t *testing.T) {
-	h := newHarness(t)
+func testUploadForms(t *testing.T, h *harness) {
 	kind, body := form(t, "/home/user/x", "text")
 	resp, text := h.do("POST", "/files?path=%2Fhome%2Fuser%2Fx", body, "Content-Type", kind)
 	if resp.StatusCode != 200 || strings.TrimSpace(text) != `[{"path":"/home/user/x","name":"x","type":"file"}]` {
@@ -90,8 +89,7 @@ func zippedForm(t testing.TB, name, text string) string {
 
 const octets = "application/octet-stream"
 
-func TestUploadBytes(t *testing.T) {
-	h := newHarness(t)
+func testUploadBytes(t *testing.T, h *harness) {
 	long := strings.Repeat("0123456789", 100_000)
 	if resp, text := h.do("POST", "/files?path=big", long, "Content-Type", octets); resp.StatusCode != 200 {
 		t.Errorf("bytes: %d %s", resp.StatusCode, text)
@@ -113,8 +111,7 @@ func TestUploadBytes(t *testing.T) {
 	}
 }
 
-func TestUploadsThatAreRefused(t *testing.T) {
-	h := newHarness(t)
+func testUploadsThatAreRefused(t *testing.T, h *harness) {
 	twice, body := form(t, "same", "1", "./same", "2")
 	for _, c := range []struct {
 		query, body, kind, encoding string
@@ -149,8 +146,7 @@ func TestUploadsThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestMetadata(t *testing.T) {
-	h := newHarness(t)
+func testMetadata(t *testing.T, h *harness) {
 	put := func(header ...string) (int, string) {
 		t.Helper()
 		resp, text := h.do("POST", "/files?path=m", "x", append([]string{"Content-Type", octets}, header...)...)
@@ -184,8 +180,7 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-func TestDownload(t *testing.T) {
-	h := newHarness(t)
+func testDownload(t *testing.T, h *harness) {
 	h.do("POST", "/files?path=f.txt", "0123456789", "Content-Type", octets)
 	resp, text := h.do("GET", "/files?path=f.txt", "")
 	head := resp.Header
@@ -241,8 +236,7 @@ func TestDownload(t *testing.T) {
 	}
 }
 
-func TestDownloadEncodings(t *testing.T) {
-	h := newHarness(t)
+func testDownloadEncodings(t *testing.T, h *harness) {
 	long := strings.Repeat("text ", 10_000)
 	h.do("POST", "/files?path=f", long, "Content-Type", octets)
 	for accept, want := range map[string]string{
@@ -268,8 +262,7 @@ func TestDownloadEncodings(t *testing.T) {
 	}
 }
 
-func TestCompose(t *testing.T) {
-	h := newHarness(t)
+func testCompose(t *testing.T, h *harness) {
 	for _, name := range []string{"1", "2", "3"} {
 		h.do("POST", "/files?path=part"+name, "<"+name+">", "Content-Type", octets)
 	}
@@ -297,8 +290,7 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-func TestOwnRoutes(t *testing.T) {
-	h := newHarness(t)
+func testOwnRoutes(t *testing.T, h *harness) {
 	if resp, text := h.do("GET", "/health", ""); resp.StatusCode != 204 || text != "" || resp.Header.Get("Cache-Control") != "no-store" {
 		t.Errorf("health: %d %q", resp.StatusCode, text)
 	}

@@ -16,8 +16,7 @@ func (h *harness) put(path, text string) {
 	}
 }
 
-func TestStat(t *testing.T) {
-	h := newHarness(t)
+func testStat(t *testing.T, h *harness) {
 	h.put("f.txt", "test")
 	h.run("ln -s f.txt soft; ln -s nothing broken")
 	e := h.must(fsPrefix+"Stat", object{"path": "f.txt"})["entry"].(object)
@@ -46,8 +45,7 @@ func TestStat(t *testing.T) {
 	h.refused(fsPrefix+"Stat", object{"path": "/"}, 401, "unauthenticated", "invalid username: 'zz'", "Authorization", basic("zz"))
 }
 
-func TestDirectories(t *testing.T) {
-	h := newHarness(t)
+func testDirectories(t *testing.T, h *harness) {
 	e := h.must(fsPrefix+"MakeDir", object{"path": "/top/sub"})["entry"].(object)
 	if e["path"] != "/top/sub" || e["owner"] != "user" {
 		t.Errorf("made: %v", e)
@@ -118,8 +116,7 @@ func changes(t *testing.T, s *stream, want ...string) {
 	}
 }
 
-func TestWatchDir(t *testing.T) {
-	h := newHarness(t)
+func testWatchDir(t *testing.T, h *harness) {
 	h.must(fsPrefix+"MakeDir", object{"path": "w"})
 	h.put("w/f", "1")
 	s := h.open(fsPrefix+"WatchDir", object{"path": "w", "recursive": true, "includeEntry": true})
@@ -147,8 +144,7 @@ func TestWatchDir(t *testing.T) {
 	}
 }
 
-func TestWatchers(t *testing.T) {
-	h := newHarness(t)
+func testWatchers(t *testing.T, h *harness) {
 	h.must(fsPrefix+"MakeDir", object{"path": "w"})
 	id := h.must(fsPrefix+"CreateWatcher", object{"path": "w"})["watcherId"]
 	h.put("w/f", "1")

@@ -24,13 +24,60 @@ import (
 	"casemate.dev/internal/store"
 )
 
-// harness is the handler over a Manager with the fake backend, behind a real HTTP server that takes the
-// sandbox from the header, as SDKs send it.
-type harness struct {
-	t       testing.TB
+// cases are the tests that every backend passes, each with a sandbox of its own.
+var cases = [...]struct {
+	name string
+	run  func(*testing.T, *harness)
+}{
+	{"Run", testRun},
+	{"EnvironmentUserAndDirectory", testEnvironmentUserAndDirectory},
+	{"TimeoutEndsTheProcess", testTimeoutEndsTheProcess},
+	{"Kill", testKill},
+	{"List", testList},
+	{"Input", testInput},
+	{"Terminal", testTerminal},
+	{"LateConnections", testLateConnections},
+	{"SignsOfLife", testSignsOfLife},
+	{"StoppedSandbox", testStoppedSandbox},
+	{"StreamInput", testStreamInput},
+	{"UploadForms", testUploadForms},
+	{"UploadBytes", testUploadBytes},
+	{"UploadsThatAreRefused", testUploadsThatAreRefused},
+	{"Metadata", testMetadata},
+	{"Download", testDownload},
+	{"DownloadEncodings", testDownloadEncodings},
+	{"Compose", testCompose},
+	{"OwnRoutes", testOwnRoutes},
+	{"Stat", testStat},
+	{"Directories", testDirectories},
+	{"WatchDir", testWatchDir},
+	{"Watchers", testWatchers},
+}
+
+func runAll(t *testing.T, s *server) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { c.run(t, s.box(t)) })
+	}
+}
+
+func TestOnFake(t *testing.T) {
+	host := fake.NewHost()
+	t.Cleanup(host.Close)
+	runAll(t, newServer(t, "fake", fake.New(fake.Config{Host: host}), roots{}))
+}
+
+// server is the handler over a Manager, behind a real HTTP server that takes the sandbox from the
+// header, as SDKs send it.
+type server struct {
 	url     string
-	id      string // a sandbox
 	manager *sandbox.Manager
+}
+
+// harness is a server with a sandbox.
+type harness struct {
+	*server
+	t  testing.TB
+	id string
 }
 
 var _ sandbox.Roots = roots{}
@@ -56,14 +103,7 @@ func (roots) Templates(context.Context) ([]rootfs.Template, error) {
 
 const owner = "key_owner"
 
-func newHarness(t testing.TB) *harness {
-	t.Helper()
-	host := fake.NewHost()
-	t.Cleanup(host.Close)
-	return newHarnessOn(t, "fake", fake.New(fake.Config{Host: host}), roots{})
-}
-
-func newHarnessOn(t testing.TB, name string, backend isolation.Backend, r sandbox.Roots) *harness {
+func newServer(t *testing.T, name string, backend isolation.Backend, r sandbox.Roots) *server {
 	t.Helper()
 	db, err := store.Open(store.Config{Dir: t.TempDir()})
 	if err != nil {
@@ -87,17 +127,24 @@ func newHarnessOn(t testing.TB, name string, backend isolation.Backend, r sandbo
 			t.Errorf("close manager: %v", err)
 		}
 	})
-	sb, err := m.Create(t.Context(), sandbox.Principal{ID: owner}, sandbox.Spec{Env: map[string]string{"FROM_CREATE": "1"}}, sandbox.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	h := envd.New(envd.Config{Manager: m, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), KeepAlive: 50 * time.Millisecond})
 	t.Cleanup(h.Close)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeSandbox(w, r, sandbox.Principal{ID: owner}, r.Header.Get("E2b-Sandbox-Id"))
 	}))
 	t.Cleanup(srv.Close)
-	return &harness{t: t, url: srv.URL, id: sb.ID, manager: m}
+	return &server{url: srv.URL, manager: m}
+}
+
+// box makes a sandbox.
+func (s *server) box(t *testing.T) *harness {
+	t.Helper()
+	sb, err := s.manager.Create(t.Context(), sandbox.Principal{ID: owner}, sandbox.Spec{Env: map[string]string{"FROM_CREATE": "1"}}, sandbox.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = s.manager.Delete(context.Background(), sandbox.Principal{ID: owner}, sb.ID) })
+	return &harness{server: s, t: t, id: sb.ID}
 }
 
 func (h *harness) request(method, path string, body io.Reader, header ...string) *http.Request {

@@ -9,8 +9,7 @@ import (
 	"casemate.dev/internal/sandbox"
 )
 
-func TestRun(t *testing.T) {
-	h := newHarness(t)
+func testRun(t *testing.T, h *harness) {
 	for _, c := range []struct {
 		script string
 		want   outcome
@@ -27,8 +26,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestEnvironmentUserAndDirectory(t *testing.T) {
-	h := newHarness(t)
+func testEnvironmentUserAndDirectory(t *testing.T, h *harness) {
 	msg := object{"process": object{
 		"cmd": "/bin/bash", "args": []string{"-l", "-c", "echo $A $FROM_CREATE $USER; pwd"}, "envs": object{"A": "b"}, "cwd": "/tmp",
 	}}
@@ -51,8 +49,7 @@ func TestEnvironmentUserAndDirectory(t *testing.T) {
 	}
 }
 
-func TestTimeoutEndsTheProcess(t *testing.T) {
-	h := newHarness(t)
+func testTimeoutEndsTheProcess(t *testing.T, h *harness) {
 	o := h.run("sleep 60 & sleep 60", "Connect-Timeout-Ms", "100")
 	if o.code != "deadline_exceeded" || o.end != nil || o.pid == 0 {
 		t.Errorf("got %+v", o)
@@ -68,8 +65,7 @@ func TestTimeoutEndsTheProcess(t *testing.T) {
 	}
 }
 
-func TestKill(t *testing.T) {
-	h := newHarness(t)
+func testKill(t *testing.T, h *harness) {
 	s, o := h.begin(command("sleep 1001 & sleep 1002 & wait"))
 	h.must(processSignal, object{"process": selector(o.pid), "signal": "SIGNAL_SIGKILL"})
 	if left := h.must(processList, object{}); left["processes"] != nil {
@@ -95,8 +91,7 @@ func TestKill(t *testing.T) {
 	s.rest(o)
 }
 
-func TestList(t *testing.T) {
-	h := newHarness(t)
+func testList(t *testing.T, h *harness) {
 	msg := command("sleep 60")
 	msg["tag"] = "mine"
 	_, o := h.begin(msg)
@@ -124,8 +119,7 @@ func input(pid uint32, kind, text string) object {
 	return object{"process": selector(pid), "input": object{kind: []byte(text)}}
 }
 
-func TestInput(t *testing.T) {
-	h := newHarness(t)
+func testInput(t *testing.T, h *harness) {
 	msg := command("cat")
 	msg["stdin"] = true
 	s, o := h.begin(msg)
@@ -145,8 +139,7 @@ func TestInput(t *testing.T) {
 	h.must(processSignal, object{"process": selector(o.pid), "signal": "SIGNAL_SIGKILL"})
 }
 
-func TestTerminal(t *testing.T) {
-	h := newHarness(t)
+func testTerminal(t *testing.T, h *harness) {
 	msg := object{
 		"process": object{"cmd": "/bin/bash", "args": []string{"-i", "-l"}, "envs": object{"TERM": "xterm-256color"}},
 		"pty":     object{"size": object{"cols": 80, "rows": 24}},
@@ -189,9 +182,8 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// TestLateConnections: what a process printed while nobody was connected is not lost.
-func TestLateConnections(t *testing.T) {
-	h := newHarness(t)
+// testLateConnections: what a process printed while nobody was connected is not lost.
+func testLateConnections(t *testing.T, h *harness) {
 	s, o := h.begin(command("echo 1; sleep 0.2; echo 2; echo 3 >&2"))
 	s.close()
 	late := h.open(processConnect, object{"process": selector(o.pid)}).rest(&outcome{})
@@ -211,16 +203,14 @@ func TestLateConnections(t *testing.T) {
 	}
 }
 
-func TestSignsOfLife(t *testing.T) {
-	h := newHarness(t)
+func testSignsOfLife(t *testing.T, h *harness) {
 	if o := h.run("sleep 0.3; echo done"); o.alive < 2 || !o.startedFirst || o.out != "done\n" {
 		t.Errorf("got %+v", o)
 	}
 }
 
-// TestStoppedSandbox: a stream into a sandbox that ends is cut, so that SDKs look for the sandbox.
-func TestStoppedSandbox(t *testing.T) {
-	h := newHarness(t)
+// testStoppedSandbox: a stream into a sandbox that ends is cut, so that SDKs look for the sandbox.
+func testStoppedSandbox(t *testing.T, h *harness) {
 	s, o := h.begin(command("sleep 60"))
 	if _, err := h.manager.Delete(t.Context(), sandbox.Principal{ID: owner}, h.id); err != nil {
 		t.Fatal(err)
@@ -233,8 +223,7 @@ func TestStoppedSandbox(t *testing.T) {
 	}
 }
 
-func TestStreamInput(t *testing.T) {
-	h := newHarness(t)
+func testStreamInput(t *testing.T, h *harness) {
 	msg := command("cat")
 	msg["stdin"] = true
 	s, o := h.begin(msg)
