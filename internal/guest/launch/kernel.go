@@ -140,7 +140,7 @@ func masked() []string {
 		"/proc/partitions", "/proc/diskstats", "/proc/swaps", "/proc/mdstat",
 		"/proc/iomem", "/proc/ioports", "/proc/dma", "/proc/mtrr", "/proc/consoles",
 		"/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/kpagecount", "/proc/kpageflags",
-		"/proc/kpagecgroup",
+		"/proc/kpagecgroup", "/proc/driver", "/proc/dynamic_debug",
 	}
 }
 
