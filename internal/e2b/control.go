@@ -60,8 +60,8 @@ func (a *API) routes() []route {
 		{"GET " + box + "/metrics", policy.SandboxRead, a.metrics},
 		{"GET " + box + "/logs", policy.SandboxRead, a.logsV1},
 		{"GET /v2" + box + "/logs", policy.SandboxRead, a.logsV2},
-		{"POST " + box + "/fork", policy.SandboxWrite, a.ofSandbox("forks of sandboxes")},
-		{"POST " + box + "/snapshots", policy.SandboxWrite, a.ofSandbox("snapshots of sandboxes")},
+		{"POST " + box + "/fork", policy.SandboxWrite, a.fork},
+		{"POST " + box + "/snapshots", policy.SandboxWrite, a.snapshot},
 		{"GET /snapshots", policy.SandboxRead, serveNone},
 
 		{"GET /templates", policy.SandboxRead, a.templates},
@@ -174,16 +174,6 @@ func serveNone(c call) error { return c.json(http.StatusOK, []struct{}{}) }
 // serveTeams answers with the one team that a key belongs to. A key's secret is not known here.
 func serveTeams(c call) error {
 	return c.json(http.StatusOK, []map[string]any{{"teamID": c.p.ID, "name": "casemate", "apiKey": "", "isDefault": true}})
-}
-
-// ofSandbox refuses what can't be done with a sandbox yet, and says first whether there is one.
-func (a *API) ofSandbox(what string) handler {
-	return func(c call) error {
-		if _, err := a.alive(c); err != nil {
-			return err
-		}
-		return notYet(what)
-	}
 }
 
 // allowAnyOrigin lets pages of every site call, as E2B does: what they need, a key or a token, is

@@ -462,6 +462,8 @@ func TestNotYet(t *testing.T) {
 		method, path, _ := strings.Cut(c, " ")
 		h.refused(h.call(method, strings.Replace(path, "ID", s.SandboxID, 1), `{}`), 501, "does not support it yet")
 	}
+	h.refused(h.call("POST", "/sandboxes/"+s.SandboxID+"/fork", `{"count":0}`), 400, "Count must be at least 1")
+	h.refused(h.call("POST", "/sandboxes/"+s.SandboxID+"/fork", `{"count":101}`), 400, "Count cannot be greater than 100")
 	for _, path := range []string{"/snapshots", "/volumes", "/secrets"} {
 		if a := h.call("GET", path, ""); a.status != 200 || strings.TrimSpace(a.body) != "[]" {
 			t.Errorf("%s: %d %s", path, a.status, a.body)

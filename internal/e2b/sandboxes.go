@@ -203,3 +203,38 @@ func (a *API) renew(c call, s sandbox.Sandbox, seconds int64, extend bool) error
 	}
 	return c.done()
 }
+
+// maxForks is how many forks one call may make.
+const maxForks = 100
+
+// fork checks what is asked for and refuses it: files can't be copied yet while a sandbox runs.
+func (a *API) fork(c call) error {
+	if _, err := a.alive(c); err != nil {
+		return err
+	}
+	req := struct {
+		Count   int64 `json:"count"`
+		Timeout int64 `json:"timeout"`
+	}{Count: 1, Timeout: timeoutV2}
+	if err := c.decode(&req); err != nil {
+		return err
+	}
+	switch {
+	case req.Count < 1:
+		return fail(http.StatusBadRequest, "Count must be at least 1")
+	case req.Count > maxForks:
+		return fail(http.StatusBadRequest, "Count cannot be greater than %d", maxForks)
+	}
+	if _, err := lifetime(req.Timeout, 1); err != nil {
+		return err
+	}
+	return notYet("forks of sandboxes")
+}
+
+// snapshot refuses what is asked for, as fork does.
+func (a *API) snapshot(c call) error {
+	if _, err := a.alive(c); err != nil {
+		return err
+	}
+	return notYet("snapshots of sandboxes")
+}
