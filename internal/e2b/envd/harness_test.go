@@ -52,6 +52,7 @@ var cases = [...]struct {
 	{"Directories", testDirectories},
 	{"WatchDir", testWatchDir},
 	{"Watchers", testWatchers},
+	{"Binary", testBinary},
 }
 
 func runAll(t *testing.T, s *server) {

@@ -8,7 +8,8 @@
 //
 // A path is resolved by the kernel as the user's own programs would resolve it, with one exception:
 // no magic link is followed (package resolve). "~" is the user's home; a relative path starts at the
-// request's directory. In FileInfo the path is as it was asked for, made absolute and tidy.
+// request's directory. In FileInfo the path is as it was asked for, made absolute and tidy. A worker of
+// root gives what it makes to the job's owner, for whom it acts.
 //
 // Only regular files are read and written, and what a path names is looked at before it is opened:
 // a FIFO or a device never blocks the worker and notices nothing.
