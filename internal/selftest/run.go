@@ -103,8 +103,8 @@ func (r *runner) delete(ctx context.Context, s *Sandbox) {
 }
 
 // attack runs one case and gives the verdict.
-func (r *runner) attack(ctx context.Context, c Case) Verdict {
-	v := Verdict{ID: c.ID, Profile: r.profile, Class: c.Class, Title: c.Title, Outcome: Right}
+func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
+	v = Verdict{ID: c.ID, Profile: r.profile, Class: c.Class, Title: c.Title, Outcome: Right}
 	want := c.want(r.profile)
 	if want.Not != "" {
 		v.Outcome, v.Detail = NotApplicable, want.Not

@@ -79,7 +79,10 @@ type limit struct {
 }
 
 // constants that must have an address in the child
-type texts struct{ zero, empty [2]byte }
+type texts struct {
+	zero, empty [2]byte
+	byDefault   [4]uint64 // struct sigaction of the kernel: SIG_DFL, nothing else
+}
 
 // fork runs the plan and returns the child's pid once it executes the program or has failed (then
 // p.errno is set). Only an error of the fork itself is returned as such.
@@ -135,6 +138,11 @@ func (p *plan) enter(t *texts) {
 	}
 	// Signal handlers to their defaults, then the signal mask as this thread had it: empty.
 	afterForkInChild()
+	// The runtime leaves alone what the C library uses (32 to 34). Ignored ones survive the exec, and
+	// glibc's posix_spawn, as make has it, starts programs with 32 ignored.
+	for sig := uintptr(32); sig <= 34; sig++ {
+		p.call4(stepSession, unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&t.byDefault)), 0, 8)
+	}
 	p.place()
 	if p.ctty >= 0 {
 		// Argument 0: never steal a terminal from another session.
