@@ -23,7 +23,8 @@ type watch struct {
 	entry bool
 }
 
-// newWatch checks what is to be watched: a directory that is there.
+// newWatch checks what is to be watched: a directory that is there. The protocol refuses network file
+// systems unless a caller allows them; a sandbox can mount none, so there is nothing to refuse.
 func (s *files) newWatch(ctx context.Context, p string, recursive, entry bool) (*watch, error) {
 	fs, r, c, err := s.open(ctx, p, true)
 	if err != nil {
