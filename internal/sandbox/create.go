@@ -106,7 +106,7 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 	m.background(func() { m.follow(b) })
 	if _, err := running.Wait(); err != nil {
 		// It runs, but after a restart nobody would know: so it must not.
-		m.beginEnd(b, EndStartFailed, "its start could not be recorded")
+		m.beginEnd(b, "", EndStartFailed, "its start could not be recorded")
 		<-b.ended
 		return nil, err
 	}

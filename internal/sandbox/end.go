@@ -18,7 +18,7 @@ func (m *Manager) Delete(ctx context.Context, p Principal, ref string) (Sandbox,
 	if err != nil || b == nil {
 		return stopped, err
 	}
-	m.beginEnd(b, EndDeleted, "")
+	m.beginEnd(b, p.ID, EndDeleted, "")
 	t := time.NewTimer(m.cfg.Defaults.Stop)
 	defer t.Stop()
 	select {
@@ -33,14 +33,14 @@ func (m *Manager) Delete(ctx context.Context, p Principal, ref string) (Sandbox,
 }
 
 // beginEnd makes a sandbox end and returns at once; b.ended is closed when nothing is left. The
-// first reason stays.
-func (m *Manager) beginEnd(b *box, reason EndReason, detail string) {
+// first reason stays. actor is the principal that asked, or "" for the server.
+func (m *Manager) beginEnd(b *box, actor string, reason EndReason, detail string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	m.beginEndLocked(b, reason, detail)
+	m.beginEndLocked(b, actor, reason, detail)
 }
 
-func (m *Manager) beginEndLocked(b *box, reason EndReason, detail string) {
+func (m *Manager) beginEndLocked(b *box, actor string, reason EndReason, detail string) {
 	switch b.sb.State {
 	case Starting:
 		if b.stop == nil {
@@ -50,7 +50,7 @@ func (m *Manager) beginEndLocked(b *box, reason EndReason, detail string) {
 	case Running, Paused:
 		b.stopTimersLocked()
 		b.sb.EndReason, b.sb.EndDetail = reason, detail
-		stopping := m.becomeLocked(b, Stopping, event(journal.SandboxStopping, "", endFacts{Reason: reason, Detail: detail}))
+		stopping := m.becomeLocked(b, Stopping, event(journal.SandboxStopping, actor, endFacts{Reason: reason, Detail: detail}))
 		m.background(func() { m.finishEnd(b, stopping) })
 	}
 }
@@ -95,7 +95,7 @@ func (m *Manager) endChildren(b *box) bool {
 	}
 	b.mu.Unlock()
 	for _, c := range children {
-		m.beginEnd(c, EndParent, "sandbox "+b.id+" ended")
+		m.beginEnd(c, "", EndParent, "sandbox "+b.id+" ended")
 	}
 	for _, c := range children {
 		select {
@@ -158,5 +158,5 @@ func (m *Manager) follow(b *box) {
 	if exit.Detail != "" {
 		detail = fmt.Sprintf("%s: %s", exit.Reason, exit.Detail)
 	}
-	m.beginEnd(b, EndGuestDied, detail) // no effect where it is being ended already
+	m.beginEnd(b, "", EndGuestDied, detail) // no effect where it is being ended already
 }

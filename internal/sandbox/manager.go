@@ -79,7 +79,7 @@ func (m *Manager) Close(ctx context.Context, stopSandboxes bool) error {
 	var err error
 	if stopSandboxes {
 		for _, b := range boxes {
-			m.beginEnd(b, EndServerDown, "")
+			m.beginEnd(b, "", EndServerDown, "")
 		}
 		for _, b := range boxes {
 			select {

@@ -318,7 +318,7 @@ func (m *Manager) joinFamilies() {
 			parent.mu.Unlock()
 		}
 		if !alive {
-			m.beginEnd(b, EndParent, "sandbox "+b.parent+" ended")
+			m.beginEnd(b, "", EndParent, "sandbox "+b.parent+" ended")
 		}
 	}
 }

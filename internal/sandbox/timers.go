@@ -70,7 +70,7 @@ func (m *Manager) lifetimeFired(b *box) {
 }
 
 func (m *Manager) endOfLifetimeLocked(b *box) {
-	m.beginEndLocked(b, EndLifetime, "its lifetime of "+b.sb.Spec.Lifetime.String()+" ran out")
+	m.beginEndLocked(b, "", EndLifetime, "its lifetime of "+b.sb.Spec.Lifetime.String()+" ran out")
 }
 
 // pauseAtEnd pauses a sandbox whose lifetime ran out, unless it is renewed meanwhile. One that can't
@@ -131,5 +131,5 @@ func (m *Manager) idleFired(b *box) {
 		m.armLocked(b)
 		return
 	}
-	m.beginEndLocked(b, EndIdle, "nobody used it for "+b.sb.Spec.Idle.String())
+	m.beginEndLocked(b, "", EndIdle, "nobody used it for "+b.sb.Spec.Idle.String())
 }
