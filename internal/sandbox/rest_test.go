@@ -37,12 +37,11 @@ func TestPauseAtEnd(t *testing.T) {
 
 // TestPauseAtEndFailsClosed: a sandbox that can't be paused at the end of its lifetime ends.
 func TestPauseAtEndFailsClosed(t *testing.T) {
-	s, c := timed(t)
+	w, c := newWorld(t), newFakeClock()
+	w.clock = c
+	w.shape = func(cfg *Config) { cfg.Backends["fake"] = stubbornBackend{cfg.Backends["fake"]} }
+	s := w.serve()
 	sb := s.create(alice, Spec{Lifetime: time.Minute, PauseAtEnd: true})
-	b := s.find(sb.ID)
-	b.mu.Lock()
-	b.inst = stubborn{b.inst}
-	b.mu.Unlock()
 	c.advance(time.Minute)
 	s.stops(sb.ID, EndLifetime)
 }
@@ -159,6 +158,15 @@ func TestWhileRunning(t *testing.T) {
 	if len(s.Alive()) != 0 {
 		t.Errorf("alive: %v", s.Alive())
 	}
+}
+
+// stubbornBackend makes stubborn instances.
+type stubbornBackend struct{ isolation.Backend }
+
+// Start implements isolation.Backend.
+func (b stubbornBackend) Start(ctx context.Context, spec isolation.Spec) (isolation.Instance, error) {
+	inst, err := b.Backend.Start(ctx, spec)
+	return stubborn{inst}, err
 }
 
 // stubborn is an instance that can't be frozen.
