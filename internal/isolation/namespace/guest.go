@@ -153,9 +153,9 @@ func (b *Backend) fork(g *guest) error {
 	attr := &syscall.ProcAttr{
 		Dir: "/",
 		Env: b.env,
-		// In the order of guestwire's Launch descriptors. Descriptor 2 is a file in memory, not a pipe:
+		// In the order of guestwire's Launch descriptors, and the program. Descriptor 2 is a file in memory, not a pipe:
 		// it must go on when the server does not.
-		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd(), dev.Fd(), sys.Fd()},
+		Files: []uintptr{b.null.Fd(), b.null.Fd(), log.Fd(), theirs.Fd(), listener.Fd(), dev.Fd(), sys.Fd(), b.program.f.Fd()},
 		Sys: &syscall.SysProcAttr{
 			// The server's controlling terminal must not come along.
 			Cloneflags: flags, AmbientCaps: b.allCaps, Setsid: true, PidFD: &fd,
@@ -167,7 +167,7 @@ func (b *Backend) fork(g *guest) error {
 			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		}
 		var err error
-		pid, err = syscall.ForkExec(b.program.path(), []string{"casemate-guest"}, attr) //nolint:forbidigo // the guest is no process of a sandbox
+		pid, err = syscall.ForkExec(programPath(), []string{"casemate-guest"}, attr) //nolint:forbidigo // the guest is no process of a sandbox
 		return err
 	}
 	if g.group != nil {

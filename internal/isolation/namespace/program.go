@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
 )
 
 // fExecSeal keeps a sealed file's mode from changing (F_SEAL_EXEC, Linux 6.3).
@@ -39,13 +40,7 @@ func newProgram(image []byte) (*program, error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("seal guest program: %w", err)
 	}
-	// A high number: in the child, low ones are overwritten by the files that it is given.
-	high, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 64)
-	_ = f.Close()
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
-	}
-	return &program{f: os.NewFile(uintptr(high), "casemate-guest")}, nil
+	return &program{f: f}, nil
 }
 
 func sealProgram(f *os.File, image []byte) error {
@@ -67,7 +62,9 @@ func sealProgram(f *os.File, image []byte) error {
 	return nil
 }
 
-// path names the program for a child, which has the same descriptor under the same number.
-func (p *program) path() string { return "/proc/self/fd/" + strconv.Itoa(int(p.f.Fd())) }
+// programPath names the program for a child that has it as the descriptor behind those of the launch,
+// which the guest closes first of all. The server's own number for it would not do: package syscall
+// puts the child's files aside above the highest of them, over whatever is open there.
+func programPath() string { return "/proc/self/fd/" + strconv.Itoa(guestwire.LaunchSysFD+1) }
 
 func (p *program) close() error { return p.f.Close() }
