@@ -3,6 +3,7 @@ package namespace
 import (
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -39,10 +40,7 @@ func TestProgramIsNotOverwrittenInTheChild(t *testing.T) {
 		t.Cleanup(func() { _ = unix.Close(fd) })
 		return uintptr(fd)
 	}
-	files := make([]uintptr, guestwire.LaunchSysFD+1)
-	for i := range files {
-		files[i] = null.Fd()
-	}
+	files := slices.Repeat([]uintptr{null.Fd()}, guestwire.LaunchSysFD+1)
 	files[guestwire.LaunchSysFD] = dup(null, high)
 	above := dup(p.f, high+1)
 	run := func(path string, files []uintptr) error {
