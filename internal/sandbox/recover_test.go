@@ -141,8 +141,8 @@ func TestCrashAtAnyMoment(t *testing.T) {
 	}
 }
 
-// checkNoOrphans compares what the server believes with what is there.
-func checkNoOrphans(t *testing.T, s *server) {
+// listed returns the sandboxes that List shows as not stopped, sorted, and checks every one's history.
+func listed(t *testing.T, s *server) []string {
 	t.Helper()
 	var alive []string
 	var token string
@@ -162,6 +162,15 @@ func checkNoOrphans(t *testing.T, s *server) {
 		}
 	}
 	slices.Sort(alive)
+	return alive
+}
+
+// checkNoOrphans compares what the server believes with what is there.
+func checkNoOrphans(t *testing.T, s *server) {
+	t.Helper()
+	// An end shows in Get a moment before it is written, and List reads what is written.
+	eventually(t, "the list to show what runs", func() bool { return slices.Equal(s.w.host.Instances(), listed(t, s)) })
+	alive := listed(t, s)
 	if got := s.w.host.Instances(); !slices.Equal(got, alive) {
 		t.Errorf("instances %v, sandboxes %v", got, alive)
 	}
