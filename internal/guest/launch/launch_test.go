@@ -194,11 +194,11 @@ func TestReceive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer passed.Close()
 	s := setup{micros: map[string]int64{}}
 	done := make(chan error)
 	go func() { done <- s.receive(guest) }()
 	go func() {
+		defer passed.Close()
 		l := guestwire.Launch{Hostname: "h", Root: guestwire.Overlay{Lowers: []int{0}}}
 		_ = guestwire.CallOn(t.Context(), server, guestwire.MethodLaunch, l, []*os.File{passed}, nil)
 	}()
