@@ -40,8 +40,8 @@ cleanup() {
 trap cleanup EXIT
 
 say "3. A server on loopback, with a data directory of its own"
-show "casemate up --data-dir … --listen 127.0.0.1:0"
-bin/casemate up "${server[@]}" --listen 127.0.0.1:0
+show "casemate up --data-dir … --listen 127.0.0.1:0 --store-size 2g"
+bin/casemate up "${server[@]}" --listen 127.0.0.1:0 --store-size 2g
 
 say "4. A sandbox from the built-in template: this machine's /usr, and nothing else of it"
 start=$(now)

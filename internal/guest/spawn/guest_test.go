@@ -59,7 +59,7 @@ type report struct {
 	Spawner, Plain []int64
 }
 
-// guest is this test binary, run from a sealed descriptor of mode 0711 as the real one is, as PID 1
+// guest is this test binary, run from a sealed descriptor that it may not read, as the real one is, as PID 1
 // of namespaces of its own with an id range that nothing else uses.
 type guest struct {
 	t     testing.TB

@@ -200,7 +200,7 @@ func (s *Spawner) Start(a Attr) (pid int, err error) {
 
 // StartWorker starts the guest's own executable in the same walls, as the user given: it can do
 // nothing that the user's processes couldn't. Where the file is not readable inside (a sealed
-// descriptor of mode 0711), no process inside can trace the worker or open its memory.
+// descriptor of mode 0111), no process inside can trace the worker or open its memory.
 func (s *Spawner) StartWorker(w Worker) (pid int, err error) {
 	null := s.null.Fd()
 	pid, err = s.start(Attr{
