@@ -1,0 +1,190 @@
+// Package egress is the way out of sandboxes: the words that its parts share.
+//
+// # Parts
+//
+//	rules      what may leave: pure decisions
+//	control    the server's side: starts the gateway process, keeps it, tells it who may do what
+//	gateway    the gateway process: a user-space network stack per sandbox, DNS, connections
+//	(inspect)  an Inspector: looks into TLS and HTTP, puts credentials on
+//
+// # Who asks
+//
+// A sandbox is known by the device that its packets come from, never by anything it says. Everything
+// below carries the sandbox's id, which the server gave together with the device's descriptor.
+//
+// # The way of a connection
+//
+//	packet ──► stack ──► SYN ──► judge (name or address, port) ──► dial ──► judge (address dialled)
+//	                                  │ no: RST                                 │ no: RST
+//	                                  ▼                                         ▼
+//	                       must or may be inspected?                   accept, read first bytes
+//	                                  │ yes                                     │ TLS: judge (SNI), HTTP: judge (Host)
+//	                                  ▼                                         ▼
+//	                         accept, Inspector.Serve                      copy both ways
+//
+// What belongs here: those shared words. What does not: anything that does something.
+package egress
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"casemate.dev/internal/egress/rules"
+)
+
+// Policy is everything that the gateway knows about one sandbox. The server sends it when a sandbox
+// gets its device, and again, whole, with every change.
+type Policy struct {
+	// Rules are judged in order; the first that matches decides, and none denies.
+	Rules  []rules.Rule `json:"rules"`
+	Limits Limits       `json:"limits"`
+	// Private is the Inspector's part for this sandbox: bindings, with the values of the secrets that
+	// this sandbox may use, and nothing else. Only the Inspector reads it.
+	Private Private `json:"private,omitempty"`
+}
+
+// Limits bound one sandbox. Zero fields mean the defaults of DefaultLimits.
+type Limits struct {
+	Connections int           `json:"connections,omitempty"` // open at once
+	Pending     int           `json:"pending,omitempty"`     // of these, not established yet
+	Bytes       int64         `json:"bytes,omitempty"`       // both ways together, in the sandbox's life; 0: no limit
+	Rate        int64         `json:"rate,omitempty"`        // bytes a second each way; 0: no limit
+	Idle        time.Duration `json:"idle,omitempty"`        // a connection without a byte ends after this
+}
+
+// DefaultLimits are what a sandbox has unless its policy says otherwise.
+func DefaultLimits() Limits {
+	return Limits{Connections: 1024, Pending: 128, Idle: 15 * time.Minute}
+}
+
+// Private is text that must not be shown: it prints and logs as "[private]". It crosses the control
+// socket (base64 in JSON) and lies in the memory of the gateway, nowhere else.
+type Private []byte
+
+// String implements fmt.Stringer.
+func (Private) String() string { return "[private]" }
+
+// GoString implements fmt.GoStringer.
+func (Private) GoString() string { return "[private]" }
+
+// LogValue implements slog.LogValuer.
+func (Private) LogValue() slog.Value { return slog.StringValue("[private]") }
+
+// Target is where a connection leads.
+type Target struct {
+	// Name is the canonical host name that the sandbox looked up, "" where it connected to an address.
+	Name string
+	// Addr is the literal address that it connected to; not valid where Name is set.
+	Addr netip.Addr
+	Port uint16
+}
+
+// Want is what an Inspector says about a target before anything is accepted.
+type Want int
+
+// The wants.
+const (
+	// Pass: the Inspector has nothing to do there; the rules alone decide.
+	Pass Want = iota
+	// Look: the connection must go through the Inspector (a credential is due), if the rules allow it.
+	Look
+	// Answer: the Inspector answers by itself, nothing is dialled, and no rule is asked (a host of our own,
+	// as casemate.internal). Its name resolves without a rule.
+	Answer
+)
+
+// Flow is one accepted connection that an Inspector serves.
+type Flow struct {
+	Sandbox string
+	Target  Target
+	// Client is the sandbox's side. Bytes that were looked at already are read again from it.
+	Client net.Conn
+	// Hello is the TLS hello that the client began with; nil where it began otherwise.
+	Hello *Hello
+	// Judge decides on one HTTP request, and records a refusal. The Inspector asks it for every request
+	// and answers a refused one itself (403 with Verdict.Reason, or a closed stream), at once.
+	Judge func(rules.HTTP) rules.Verdict
+	// Dial opens a connection to the target, after the rules have judged the address that is dialled;
+	// through the host's HTTP proxy where one is configured. It may be called again and again. The
+	// error is a *Refusal where a rule forbids it.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// DialTo opens a connection to a host of the Inspector's own choice, say a model provider's, outside the
+	// sandbox's rules. Special addresses (private, loopback …) are refused unless special says that an
+	// administrator named this host.
+	DialTo func(ctx context.Context, name string, port uint16, special bool) (net.Conn, error)
+	// Event records something, with the sandbox and target filled in.
+	Event func(Event)
+}
+
+// Hello is what is read of a TLS hello.
+type Hello struct {
+	ServerName string   // canonical, "" where there is none
+	Protocols  []string // ALPN, in the client's order
+	ECH        bool
+}
+
+// Inspector looks into connections. It lives in the gateway process, and is asked for every connection
+// of every sandbox; methods are safe for concurrent use. A gateway without one refuses what would have to
+// be inspected.
+type Inspector interface {
+	// Setup takes what is the same for all sandboxes (the CA), each time the server connects.
+	Setup(Private) error
+	// Configure takes the part of one sandbox, whole, in place of an earlier one. Connections under way see
+	// it with their next request.
+	Configure(sandbox string, part Private) error
+	// Remove forgets a sandbox.
+	Remove(sandbox string)
+	// Want says what is to be done with connections to a target.
+	Want(sandbox string, t Target) Want
+	// Serve serves a connection to its end and closes Client. ctx ends when the sandbox goes, or the rules
+	// stop allowing the target.
+	Serve(ctx context.Context, f *Flow) error
+}
+
+// Refusal is what was refused. It is an error, too.
+type Refusal struct {
+	Time    time.Time     `json:"time"`
+	Proto   rules.Proto   `json:"proto"`
+	Target  string        `json:"target"` // host:port, or a name
+	Verdict rules.Verdict `json:"verdict"`
+	Count   int           `json:"count,omitempty"` // how often since Time, where it was more than once
+}
+
+// Error implements error.
+func (r *Refusal) Error() string { return r.Target + ": " + r.Verdict.Reason }
+
+// EventType names what happened. Events go to the journal with the type "network." + EventType.
+type EventType string
+
+// The event types.
+const (
+	EventOpened  EventType = "opened"  // a connection was established
+	EventClosed  EventType = "closed"  // and ended, with its bytes
+	EventRefused EventType = "refused" // something was refused
+	EventCut     EventType = "cut"     // an open connection was ended by a change of the rules or a limit
+	EventSecret  EventType = "secret"  // a secret was put on a request; Note names it, never its value
+	EventRequest EventType = "request" // an inspected HTTP request was answered
+	EventDropped EventType = "dropped" // events that nobody took in time; Count says how many
+)
+
+// Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.
+type Event struct {
+	Sandbox string         `json:"sandbox"`
+	Time    time.Time      `json:"time"`
+	Type    EventType      `json:"type"`
+	Conn    uint64         `json:"conn,omitempty"` // the same for all events of one connection
+	Proto   rules.Proto    `json:"proto,omitempty"`
+	Target  string         `json:"target,omitempty"` // host:port
+	Dialed  string         `json:"dialed,omitempty"` // address:port
+	Verdict *rules.Verdict `json:"verdict,omitempty"`
+	Sent    int64          `json:"sent,omitempty"`     // bytes out of the sandbox
+	Recv    int64          `json:"received,omitempty"` // bytes into it
+	Method  string         `json:"method,omitempty"`
+	Path    string         `json:"path,omitempty"`
+	Status  int            `json:"status,omitempty"`
+	Count   int            `json:"count,omitempty"`
+	Note    string         `json:"note,omitempty"`
+}
