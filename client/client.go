@@ -155,8 +155,10 @@ func assemble(c *conn) *Client {
 		Files:     &Files{c, casematev1connect.NewFileServiceClient(c.http, c.base, opts...)},
 		Ports:     &Ports{c},
 		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...)},
-		System:    &System{c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...)},
-		conn:      c,
+		System: &System{
+			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),
+		},
+		conn: c,
 	}
 }
 

@@ -15,6 +15,8 @@ type (
 	Event = v1.Event
 	// Version names a server and what it runs on.
 	Version = v1.Version
+	// Authority is a server's own certificate authority.
+	Authority = v1.Authority
 	// Host tells what a server's machine can do.
 	Host = v1.Host
 	// Template is what a sandbox starts from.
@@ -89,14 +91,22 @@ func unmark(err error) error {
 
 // System tells about a server, its templates and its keys.
 type System struct {
-	conn *conn
-	rpc  casematev1connect.SystemServiceClient
+	conn  *conn
+	rpc   casematev1connect.SystemServiceClient
+	trust casematev1connect.TrustServiceClient
 }
 
 // Version tells which server answers. It needs no key.
 func (s *System) Version(ctx context.Context) (*Version, error) {
 	v, err := s.rpc.GetVersion(ctx, &v1.GetVersionRequest{})
 	return v, s.conn.wrap(err)
+}
+
+// Authority returns the certificate authority by which the server's TLS addresses show who they are. It
+// needs no key. The error's kind is FailedPrecondition where the server was given a certificate instead.
+func (s *System) Authority(ctx context.Context) (*Authority, error) {
+	a, err := s.trust.GetAuthority(ctx, &v1.GetAuthorityRequest{})
+	return a, s.conn.wrap(err)
 }
 
 // Host tells what the server's machine can do.

@@ -47,6 +47,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_process_proto,
 		v1.File_casemate_v1_file_proto,
 		v1.File_casemate_v1_system_proto,
+		v1.File_casemate_v1_trust_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

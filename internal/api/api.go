@@ -38,6 +38,8 @@ type Config struct {
 	Kernel   string
 	// Hosts are names, beyond IP addresses and localhost, under which browsers may reach the server.
 	Hosts []string
+	// Authority is the server's own certificate authority; nil: it has none.
+	Authority *Authority
 	// KeepAlive is the silence after which a stream shows that it still stands; 0: 15 s.
 	KeepAlive time.Duration
 	// BuildTemplate builds a template; nil: unsupported.
@@ -104,13 +106,14 @@ func (a *API) serveRPCs() {
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCompressMinBytes(compressFrom),
 	}
-	a.rpc = make(map[string]http.Handler, 5)
+	a.rpc = make(map[string]http.Handler, 6)
 	add := func(path string, h http.Handler) { a.rpc[path] = h }
 	add(casematev1connect.NewSandboxServiceHandler(&sandboxes{a}, opts...))
 	add(casematev1connect.NewProcessServiceHandler(&processes{a}, opts...))
 	add(casematev1connect.NewFileServiceHandler(&files{a}, opts...))
 	add(casematev1connect.NewJournalServiceHandler(&journals{a}, opts...))
 	add(casematev1connect.NewSystemServiceHandler(&system{a}, opts...))
+	add(casematev1connect.NewTrustServiceHandler(&trust{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

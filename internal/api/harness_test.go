@@ -110,7 +110,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	h.admin, h.user = h.newKey(keys, true), h.newKey(keys, false)
 	cfg := Config{
 		Manager: h.manager, Keys: keys, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
-		KeepAlive: 50 * time.Millisecond,
+		KeepAlive: 50 * time.Millisecond, Authority: &Authority{PEM: "a certificate", SHA256: "00ff"},
 		BuildTemplate: func(_ context.Context, name string, _ bool, progress func(string, float64, string)) (sandbox.Template, error) {
 			progress("unpack", 0.5, "unpacking "+name)
 			return sandbox.Template{Name: name, Ready: true}, nil

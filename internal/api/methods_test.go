@@ -28,6 +28,7 @@ type step struct {
 func steps() []step {
 	return []step{
 		{"SystemService/GetVersion", "GET /v1/version", `{}`, `"version":"v-test"`},
+		{"TrustService/GetAuthority", "GET /v1/ca", `{}`, `"sha256":"00ff"`},
 		{"SystemService/GetHost", "GET /v1/host", `{}`, `"name":"fake"`},
 		{"SystemService/ListTemplates", "GET /v1/templates", `{}`, `"name":"host"`},
 		{"SystemService/BuildTemplate", "", `{"name":"base"}`, `"template":{"name":"base"`},

@@ -33,10 +33,12 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.KeysDir, "keys-dir", server.DefaultKeysDir, "secrets that do not lie beside the data: the first API key")
 	fl.StringArrayVar(&f.cfg.Listen, "listen", []string{server.DefaultListen}, "TCP address `HOST:PORT`; port 0 takes a free one, none listens on no address (repeatable)")
 	fl.StringVar(&f.cfg.UnixSocket, "socket", "", "Unix socket that asks for no key (default casemate.sock in the run directory)")
-	fl.StringVar(&f.cfg.TLSCert, "tls-cert", "", "certificate `FILE` for the TCP addresses")
+	fl.StringVar(&f.cfg.TLSCert, "tls-cert", "", "certificate `FILE` for the TCP addresses (default the server makes its own; see casemate ca)")
 	fl.StringVar(&f.cfg.TLSKey, "tls-key", "", "key `FILE` of the certificate")
+	fl.BoolVar(&f.cfg.TLSOnly, "tls-only", false, "no plain HTTP on the TCP addresses (with --tls-cert there is none)")
 	fl.StringArrayVar(&f.cfg.AllowHosts, "allow-host", nil, "host `NAME` under which browsers may reach it, beside addresses and localhost (repeatable)")
-	fl.StringVar(&f.cfg.E2BDomain, "e2b-domain", "", "`DOMAIN[:PORT]` below which PORT-SANDBOX.DOMAIN leads here; E2B's SDKs are told (default none)")
+	fl.StringVar(&f.cfg.Domain, "domain", "", "`NAME[:PORT]` below which PORT-SANDBOX.NAME leads to a port in a sandbox, none for no such names (default "+
+		server.LocalDomain+" with the port of the first address that is local)")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
@@ -89,7 +91,9 @@ func (a *app) serveCmd() *cobra.Command {
 background. Needs root.
 
 It listens on a Unix socket, where only root may connect and no key is asked for, and on TCP, where every
-call needs an API key; the first one is written to admin.key in the keys directory. Several servers share
+call needs an API key; the first one is written to admin.key in the keys directory. TCP addresses speak
+HTTP and HTTPS, the latter by certificates of the server's own making; "casemate ca" tells how to trust
+them. Several servers share
 a host where each has its own three directories.
 
 SIGTERM ends it. Sandboxes go on meanwhile, and the next server on the same directories takes them up again.
@@ -153,6 +157,7 @@ type status struct {
 	Version string   `json:"version"`
 	Socket  string   `json:"socket"`
 	URLs    []string `json:"urls"`
+	Domain  string   `json:"domain,omitempty"`
 	DataDir string   `json:"data_dir"`
 	KeyFile string   `json:"key_file"`
 }
@@ -163,10 +168,10 @@ const statusFile = "server.json"
 func statusOf(s *server.Server, cfg server.Config) status {
 	st := status{
 		PID: os.Getpid(), ID: s.ID(), Version: cfg.Version, Socket: "unix://" + s.UnixSocket(),
-		DataDir: cfg.DataDir, KeyFile: s.KeyPath(), URLs: []string{},
+		DataDir: cfg.DataDir, KeyFile: s.KeyPath(), URLs: []string{}, Domain: s.Domain(),
 	}
 	scheme := "http"
-	if cfg.TLSCert != "" {
+	if cfg.TLSCert != "" || cfg.TLSOnly {
 		scheme = "https"
 	}
 	for _, addr := range s.Addrs() {

@@ -235,6 +235,9 @@ func (a *app) printUp(cfg server.Config, already bool) error {
 	for _, u := range st.URLs {
 		t.add("http", u)
 	}
+	if st.Domain != "" {
+		t.add("ports", "https://PORT-SANDBOX."+st.Domain)
+	}
 	if len(st.URLs) > 0 {
 		t.add("key", st.KeyFile)
 	}

@@ -222,7 +222,7 @@ func (k *Keys) First(ctx context.Context, dir string) (string, error) {
 	}
 	// The file first: a key without it would be a first key that nobody knows, and no other follows.
 	path, secret := filepath.Join(dir, FirstKeyFile), newSecret(false)
-	if err := writeSecret(path, secret); err != nil {
+	if err := WriteSecret(path, secret); err != nil {
 		return "", fmt.Errorf("write first key: %w", err)
 	}
 	if _, err := k.add(KeyOptions{Name: "first", Admin: true}, secret); err != nil {
@@ -239,7 +239,7 @@ func KeptSecret(dir, name string) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = os.MkdirAll(dir, 0o700); err == nil {
 			text = []byte(hex.EncodeToString(random()))
-			err = writeSecret(path, string(text))
+			err = WriteSecret(path, string(text))
 		}
 	}
 	if err != nil {
@@ -262,9 +262,9 @@ func random() []byte {
 	return b[:]
 }
 
-// writeSecret writes a file that only its owner ever could open: a new one, renamed over an old one
+// WriteSecret writes a file that only its owner ever could open: a new one, renamed over an old one
 // that may have had another mode or be a link.
-func writeSecret(path, secret string) error {
+func WriteSecret(path, secret string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".key-*") // mode 0600
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -154,6 +155,7 @@ func clean(resp *http.Response) error {
 		resp.Header.Set("Location", t.outside(to))
 	}
 	if !t.Shared {
+		keepCookies(resp.Header)
 		return nil
 	}
 	for _, name := range []string{
@@ -165,6 +167,19 @@ func clean(resp *http.Response) error {
 	// Added, not set: a browser obeys all policies, so the application's own still holds.
 	resp.Header.Add("Content-Security-Policy", "sandbox")
 	return nil
+}
+
+// keepCookies takes the domain off cookies, so that they go back to the host name that set them: with the
+// domain that all sandboxes share, one could set another's, and read what that one's visitors carry.
+func keepCookies(h http.Header) {
+	for i, cookie := range h["Set-Cookie"] {
+		parts := strings.Split(cookie, ";")
+		kept := slices.DeleteFunc(parts, func(p string) bool {
+			name, _, _ := strings.Cut(p, "=")
+			return strings.EqualFold(strings.TrimSpace(name), "domain")
+		})
+		h["Set-Cookie"][i] = strings.Join(kept, ";")
+	}
 }
 
 // outside turns a redirect to a place of the application into the address where the proxy shows it.

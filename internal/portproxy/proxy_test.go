@@ -51,7 +51,7 @@ func TestOwnOrigin(t *testing.T) {
 		"Authorization": {"Bearer csm_key"}, "Cookie": {"app=1"}, "E2b-Sandbox-Id": {"someid"}, "X-Forwarded-Prefix": {"/lie"},
 	}
 	app := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Set-Cookie", "app=2")
+		w.Header().Set("Set-Cookie", "app=2; domain=e2b.test; Path=/; DOMAIN = .test ;Secure")
 		w.Header().Set("Location", "/next")
 		b, _ := httputil.DumpRequest(r, false)
 		_, _ = w.Write(b)
@@ -68,7 +68,7 @@ func TestOwnOrigin(t *testing.T) {
 			t.Errorf("the application misses %q:\n%s", want, b)
 		}
 	}
-	if resp.Header.Get("Set-Cookie") != "app=2" || resp.Header.Get("Location") != "/next" || resp.Header.Get("Content-Security-Policy") != "" {
+	if resp.Header.Get("Set-Cookie") != "app=2; Path=/;Secure" || resp.Header.Get("Location") != "/next" || resp.Header.Get("Content-Security-Policy") != "" {
 		t.Errorf("answer %v", resp.Header)
 	}
 }

@@ -18,6 +18,11 @@ const (
 	DefaultRunDir  = "/run/casemate"
 	DefaultKeysDir = "/etc/casemate"
 	DefaultListen  = "127.0.0.1:7433"
+	// LocalDomain and all below it lead to the machine itself wherever they are asked for (RFC 6761). It has
+	// two labels since clients take no wildcard right below a top-level name.
+	LocalDomain = "casemate.localhost"
+	// NoDomain says that sandboxes' ports have no host names.
+	NoDomain = "none"
 )
 
 // socketFile is the name of the Unix socket in the run directory.
@@ -32,12 +37,16 @@ type Config struct {
 	Listen []string
 	// UnixSocket is the path of the socket that needs no key; "": casemate.sock in RunDir.
 	UnixSocket string
-	// TLSCert and TLSKey are files in PEM; both or none.
+	// TLSCert and TLSKey are files in PEM; both or none. With them TCP addresses speak TLS only; without,
+	// the server's own authority makes certificates, and they speak plain HTTP too.
 	TLSCert, TLSKey string
+	// TLSOnly refuses plain HTTP on TCP addresses.
+	TLSOnly bool
 	// AllowHosts are host names, beside addresses and localhost, under which the server answers.
 	AllowHosts []string
-	// E2BDomain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.
-	E2BDomain string
+	// Domain is the name below which PORT-SANDBOX.DOMAIN leads here, perhaps with a port; "": LocalDomain
+	// with the port of the first address that this machine itself reaches; NoDomain: none.
+	Domain string
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
 	MaxSandboxes, MaxPerKey int
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the

@@ -20,7 +20,7 @@ func (s *Server) openE2B(keys *policy.Keys) error {
 	}
 	s.e2b, err = e2b.New(e2b.Config{
 		Manager: s.manager, Keys: keys, Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log}), Secret: secret,
-		Domain: s.cfg.E2BDomain, Log: s.log,
+		Domain: s.domain, Log: s.log,
 	})
 	if err != nil {
 		return fmt.Errorf("make E2B's protocol: %w", err)

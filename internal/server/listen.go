@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"casemate.dev/internal/api"
 	"casemate.dev/internal/errs"
 )
@@ -20,7 +22,8 @@ import (
 type listener struct {
 	net.Listener
 	http *http.Server
-	tls  bool
+	// plain and secure say what is spoken there.
+	plain, secure bool
 }
 
 // The limits of a connection. A request's header must come soon and be small; its body and its
@@ -34,9 +37,6 @@ const (
 
 // listen opens all listeners. Serving starts with Run.
 func (s *Server) listen(ctx context.Context) error {
-	if (s.cfg.TLSCert == "") != (s.cfg.TLSKey == "") {
-		return errs.New(errs.InvalidArgument, "TLS needs both a certificate and a key")
-	}
 	if err := s.listenUnix(ctx); err != nil {
 		return err
 	}
@@ -48,8 +48,8 @@ func (s *Server) listen(ctx context.Context) error {
 	return nil
 }
 
-func (s *Server) add(l net.Listener, useTLS bool) {
-	s.listeners = append(s.listeners, listener{l, s.newHTTP(useTLS), useTLS})
+func (s *Server) add(l net.Listener, plain, secure bool) {
+	s.listeners = append(s.listeners, listener{l, s.newHTTP(plain, secure), plain, secure})
 	s.undo.Add(func() { _ = l.Close() })
 }
 
@@ -73,7 +73,7 @@ func (s *Server) listenUnix(ctx context.Context) error {
 		_ = l.Close()
 		return fmt.Errorf("protect socket: %w", err)
 	}
-	s.add(l, false)
+	s.add(l, true, false)
 	return nil
 }
 
@@ -86,20 +86,20 @@ func (s *Server) listenTCP(ctx context.Context, addr string) error {
 		}
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	useTLS := s.cfg.TLSCert != ""
-	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !useTLS {
-		s.log.Warn("listening beyond this machine without TLS: keys and data can be read on the way",
-			slog.String("address", l.Addr().String()), slog.String("remedy", "--tls-cert and --tls-key, or a tunnel"))
+	onlyTLS := s.cfg.TLSCert != "" || s.cfg.TLSOnly
+	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !onlyTLS {
+		s.log.Warn("listening beyond this machine, without TLS too: keys and data can be read on the way",
+			slog.String("address", l.Addr().String()), slog.String("remedy", "--tls-only, --tls-cert and --tls-key, or a tunnel"))
 	}
-	s.add(l, useTLS)
+	s.add(l, !onlyTLS, true)
 	return nil
 }
 
-func (s *Server) newHTTP(useTLS bool) *http.Server {
+func (s *Server) newHTTP(plain, secure bool) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(useTLS)
-	protocols.SetUnencryptedHTTP2(!useTLS) // gRPC clients without TLS begin with HTTP/2 at once
+	protocols.SetHTTP2(secure)
+	protocols.SetUnencryptedHTTP2(plain) // gRPC clients without TLS begin with HTTP/2 at once
 	return &http.Server{
 		Handler:           s,
 		Protocols:         protocols,
@@ -109,15 +109,25 @@ func (s *Server) newHTTP(useTLS bool) *http.Server {
 		MaxHeaderBytes:    maxHeader,
 		ConnContext:       connContext,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what strangers send wrong
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.certificate},
 	}
 }
 
+// serve serves one listener until it is closed. Where both are spoken, the first byte of a connection
+// says which.
 func (s *Server) serve(l listener) error {
 	var err error
-	if l.tls {
-		err = l.http.ServeTLS(l, s.cfg.TLSCert, s.cfg.TLSKey)
-	} else {
+	switch {
+	case l.plain && l.secure:
+		both := split(l)
+		go both.run()
+		var g errgroup.Group
+		g.Go(func() error { return l.http.Serve(both.plain) })
+		g.Go(func() error { return l.http.ServeTLS(both.secure, "", "") })
+		err = g.Wait()
+	case l.secure:
+		err = l.http.ServeTLS(l, "", "")
+	default:
 		err = l.http.Serve(l)
 	}
 	if errors.Is(err, http.ErrServerClosed) {

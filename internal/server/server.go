@@ -23,6 +23,7 @@ import (
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/tlscert"
 )
 
 // settingID is the setting of the data directory that holds the server's id.
@@ -41,6 +42,9 @@ type Server struct {
 	api       *api.API
 	e2b       *e2b.API
 	listeners []listener
+	domain    string // below which sandboxes' ports have names, perhaps with a port; "": none
+	ca        *tlscert.Authority
+	certFiles *tlscert.Files
 	undo      *cleanup.Stack // what Close takes down, in reverse order
 
 	closing  sync.Once
@@ -101,19 +105,24 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	} else if path != "" {
 		s.log.Info("made the first API key", slog.String("file", path))
 	}
-	// 8. The interface, and last the listeners: from here on it can be reached.
+	// 8. Ways in, and what the server shows there to be known by. The addresses are taken, but nobody is
+	// answered before Run: which ports they have is known only now, and the interfaces tell of them.
+	if err := s.listen(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.openTLS(); err != nil {
+		return nil, err
+	}
+	// 9. The interfaces.
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Hosts: cfg.AllowHosts, BuildTemplate: build,
+		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)
 	}
 	s.undo.Add(s.api.Close)
 	if err := s.openE2B(keys); err != nil {
-		return nil, err
-	}
-	if err := s.listen(ctx); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -124,6 +133,9 @@ func (s *Server) ID() string { return s.id }
 
 // Recovered tells what New found of an earlier server.
 func (s *Server) Recovered() sandbox.RecoverReport { return s.recovered }
+
+// Domain returns the name, perhaps with a port, below which PORT-SANDBOX.DOMAIN leads here; "": none.
+func (s *Server) Domain() string { return s.domain }
 
 // Addrs returns the TCP addresses that the server listens on.
 func (s *Server) Addrs() []net.Addr {

@@ -45,16 +45,19 @@ cleanup() {
 }
 trap cleanup EXIT
 "$casemate" up --data-dir "$work/data" --run-dir "$work/run" --keys-dir "$work/keys" --listen 127.0.0.1:0 \
-	--store-size 2g --e2b-domain e2b.test >/dev/null
+	--store-size 2g >/dev/null
 url=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["urls"][0])' "$work/run/server.json")
 E2B_API_KEY=$(CASEMATE_URL=unix://$work/run/casemate.sock "$casemate" keys create --e2b sdk 2>/dev/null | tail -n 1)
+"$casemate" --url "unix://$work/run/casemate.sock" ca >"$work/ca.pem" 2>/dev/null
+cat /etc/ssl/certs/ca-certificates.crt "$work/ca.pem" >"$work/bundle.pem"
 export E2B_API_KEY E2B_API_URL=$url E2B_SANDBOX_URL=$url
+export NODE_EXTRA_CA_CERTS=$work/ca.pem SSL_CERT_FILE=$work/bundle.pem
 
 failed=0
 for s in "${suites[@]}"; do
 	echo "== $s"
 	case $s in
-	js-*) E2B_MODULE=$PWD/.cache/$s/node_modules/e2b/dist/index.mjs node --test js/scenarios.test.mjs || failed=1 ;;
+	js-*) E2B_MODULE=$PWD/.cache/$s/node_modules/e2b/dist/index.mjs node --require ./js/local-names.cjs --test js/*.test.mjs || failed=1 ;;
 	python) .cache/python/bin/python -m unittest discover -s python -p '*_test.py' || failed=1 ;;
 	esac
 done
