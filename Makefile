@@ -98,6 +98,10 @@ race: guest ## The concurrent packages under the race detector
 e2b: build ## E2B's own SDKs against a server, about a minute (needs node, npm, python3 and their registries; root)
 	test/e2b/run.sh $(SUITES)
 
+.PHONY: riders
+riders: build ## What is built on E2B's SDKs, each with a task; a minute, the first time four (as e2b)
+	test/riders/run.sh $(SUITES)
+
 .PHONY: cross
 cross: ## Build and vet for arm64
 	GOARCH=arm64 go build -trimpath -o /dev/null ./cmd/casemate
@@ -109,7 +113,7 @@ bench: build ## Measure against fork+exec, bubblewrap and runc on this machine
 	test/bench.sh $(if $(ONLY),--only $(ONLY))
 
 .PHONY: nightly
-nightly: build ## The long ones: fuzzing, soak, building base, cgroup v2 in QEMU
+nightly: build ## The long ones: fuzzing, soak, building base, E2B's clients, cgroup v2 in QEMU
 	FUZZTIME=$(FUZZTIME) test/nightly.sh
 
 # --- generate ----------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs what is built on E2B's SDKs, unmodified and each with a task of its own, against a server of its
+# own: test/riders/run.sh [SUITE…]. Suites: computesdk, mastra, openai-js, langchain, openai-python. They
+# are pinned, and installed into test/riders/.cache (half a gigabyte).
+set -euo pipefail
+cd "$(dirname "$0")"
+# shellcheck source=../clients.sh
+. ../clients.sh
+suites=("${@:-}")
+[[ -n ${suites[0]} ]] || suites=(computesdk mastra openai-js langchain openai-python)
+
+declare -A script=(
+	[computesdk]=js/computesdk.test.mjs [mastra]=js/mastra.test.mjs [openai-js]=js/openai.test.mjs
+	[langchain]=python/test_langchain.py [openai-python]=python/test_openai_agents.py
+)
+for s in "${suites[@]}"; do
+	case ${script[$s]:-} in
+	js/*)
+		install_npm .cache/js js
+		cp "${script[$s]}" .cache/js/ # packages are found beside the program
+		;;
+	python/*) install_pip .cache/python python/requirements.txt ;;
+	*)
+		echo "no suite $s: use ${!script[*]}" >&2
+		exit 2
+		;;
+	esac
+done
+
+start_server
+# Mastra needs a newer Node.js than Debian's, which npm serves too.
+node=$(echo "$PWD"/.cache/js/node_modules/node-linux-*/bin/node)
+failed=0
+for s in "${suites[@]}"; do
+	echo "== $s"
+	case ${script[$s]} in
+	js/*) "$node" --test ".cache/js/$(basename "${script[$s]}")" || failed=1 ;;
+	python/*) (cd python && ../.cache/python/bin/python -m pytest -q "$(basename "${script[$s]}")") || failed=1 ;;
+	esac
+done
+exit $failed
