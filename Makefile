@@ -87,8 +87,16 @@ lint: $(TOOLS)/.stamp ## staticcheck and golangci-lint (with the import law)
 	$(TOOLS)/golangci-lint run --allow-parallel-runners ./...
 
 .PHONY: unit
-unit: guest ## Unit tests, tests of the kernel's walls, scripts over the whole product
+unit: guest test-python ## Unit tests, tests of the kernel's walls, scripts over the whole product
 	go test -timeout $(TESTTIMEOUT) ./...
+
+.PHONY: test-python
+test-python: .cache/python/.stamp ## Python packages for the tests of code contexts, into .cache (needs PyPI)
+
+.cache/python/.stamp: internal/rootfs/code-interpreter.txt
+	/usr/bin/python3 -m venv --clear .cache/python
+	.cache/python/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	@touch $@
 
 .PHONY: race
 race: guest ## The concurrent packages under the race detector

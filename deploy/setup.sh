@@ -8,7 +8,7 @@ set -euo pipefail
 # program:package pairs; a package counts as there when its program is.
 need=(mkfs.btrfs:btrfs-progs mount:mount python3:python3)
 if [[ "${1:-}" == --tests ]]; then
-	need+=(make:make git:git curl:curl gcc:gcc bwrap:bubblewrap runc:runc debootstrap:debootstrap)
+	need+=(make:make git:git curl:curl gcc:gcc bwrap:bubblewrap runc:runc debootstrap:debootstrap node:nodejs)
 fi
 
 missing=()
@@ -19,6 +19,10 @@ done
 # The race detector and the measuring programs in C need the C library's headers too.
 if [[ "${1:-}" == --tests && ! -e /usr/include/stdio.h ]]; then
 	missing+=(libc6-dev)
+fi
+# A Python environment of the tests' own.
+if [[ "${1:-}" == --tests ]] && ! /usr/bin/python3 -c 'import ensurepip' 2>/dev/null; then
+	missing+=(python3-venv)
 fi
 ((${#missing[@]})) || exit 0
 

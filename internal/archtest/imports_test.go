@@ -32,6 +32,7 @@ var layers = [...][]string{
 	{"internal/guest/"},
 	{"internal/guestwire/"},
 	{"internal/rootfs/"},
+	{"internal/codecontext/drivers/"},
 	{"internal/egress/"},
 	{"internal/secret/"},
 	{"internal/journal/"},

@@ -1,0 +1,51 @@
+// Package drivers holds the programs that run inside a sandbox and keep a language's interpreter alive
+// between runs: the drivers of code contexts.
+//
+// What belongs here: the drivers' texts, how each is started, and tests that run them as the guest does.
+// What does not: who starts them, when, and what becomes of what they say (package codecontext and the
+// guest).
+//
+// # Seam
+//
+// A context is one driver process. Descriptor 0 is /dev/null; 1 and 2 are pipes that the guest reads; 3 is
+// one end of a stream socket pair, the control socket; 4 is a file with the driver's text, which it reads by
+// pread. The driver moves 3 out of the way of code, close-on-exec, and closes 4.
+//
+// Messages are JSON objects, one a line, at most MessageLimit bytes, both ways; what a driver sends is
+// ASCII. The guest sends
+//
+//	{"op":"run","id":R,"code":C,"silent":false,"env":{}}  run C; env holds for this run only
+//
+// and SIGINT to the driver's process interrupts: each one once, and none between runs. The end of the
+// control socket ends the driver. It sends
+//
+//	{"ev":"ready","language":"python","version":"3.11.2","ipython":true,"pid":7}
+//	{"ev":"result","id":R,"main":true,"data":{"text/plain":"2"},"metadata":{}}
+//	{"ev":"error","id":R,"name":"NameError","value":"name 'x' is not defined","traceback":"…"}
+//	{"ev":"end","id":R,"count":1}
+//
+// A run's end comes last, also after an error, and there is one error a run at most. Keys of data are MIME types,
+// "chart" (the data of a chart, in the form that E2B's clients know) and "dataframe" (a table's values by
+// column). A driver writes everything that it holds to 1 and 2 before each of these messages, so that
+// whoever drains both pipes when a message comes sees output and results in order.
+//
+// Nothing that a driver says can be trusted: it shares a process, or at least a user, with the code that
+// it serves, and that code can write to the same socket. The guest bounds every line and takes no message
+// for more than the word of the context that it came from.
+//
+// # Fresh runs
+//
+// A Python driver becomes a zygote by {"op":"zygote","imports":["numpy"]}, which it answers by
+// {"ev":"zygote","failed":{},"pid":P}. It runs no code from then on. {"op":"fork","slot":N}, sent with three
+// descriptors (a control socket, a stdout, a stderr), forks a child that says {"ev":"ready"} on its own
+// control socket and waits for one run; the zygote says {"ev":"forked","slot":N,"pid":P}. So the guest can
+// put the child into a scope of its own before it gets any code. After the run it leaves by itself.
+// {"op":"reap","slot":N} waits for its end and is answered by {"ev":"reaped","slot":N,"pid":P,"code":0} or
+// "signal"; until then the pid can't be anybody else's. A child has its own random numbers, but the
+// zygote's seed of hash(): no fork can change that one.
+//
+// # Other kernels
+//
+// A Jupyter kernel needs nothing new in the guest: a bridge is one more driver, a program that speaks the messages above
+// on descriptor 3 and Jupyter's protocol to the kernel that it starts. Find would name it.
+package drivers
