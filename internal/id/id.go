@@ -22,6 +22,9 @@ const (
 	Upload   = "upl_"
 	Mount    = "mnt_"
 	Template = "tpl_"
+	Secret   = "sec_"
+	Binding  = "bnd_"
+	Route    = "rte_"
 )
 
 // Sandbox returns a new random sandbox id. It starts with a letter, so that it is also a valid

@@ -50,9 +50,22 @@ const (
 	FileMode        Type = "file.mode"      // mode or owner changed
 	DirectoryMade   Type = "directory.made" // also where it was there already
 	PortDialed      Type = "port.dialed"
+	SecretSet       Type = "secret.set"       // made, or given a new value
+	SecretRotated   Type = "secret.rotated"   // given a new value
+	SecretRemoved   Type = "secret.removed"   //
+	SecretBound     Type = "secret.bound"     // to sandboxes and hosts
+	SecretUnbound   Type = "secret.unbound"   //
+	SecretPolicy    Type = "secret.policy"    // what a class of secrets may be bound to
+	SecretUsed      Type = "secret.used"      // put on a request of the sandbox
+	SecretMisplaced Type = "secret.misplaced" // a placeholder stood where its secret is not bound
+	ModelRoute      Type = "model.route"      // a way to a model provider was made, changed or removed
+	ModelUsed       Type = "model.used"       // a request to a model provider, with its usage
 	Conflict        Type = "conflict" // the guest's word and the kernel's differ
 	Gap             Type = "gap"      // something was not recorded; facts say what and why
 )
+
+// ServerStream is where events are kept that belong to no sandbox. It is no sandbox's id.
+const ServerStream = "server"
 
 // Event is one thing that happened. Sandbox and Type are set by the caller; the Recorder assigns
 // Seq and, where it is zero, Time.
