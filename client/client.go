@@ -54,6 +54,8 @@ type Client struct {
 	Journal *Journal
 	// System tells about the server, its templates and its keys.
 	System *System
+	// Secrets keeps values that sandboxes may use and never see.
+	Secrets *Secrets
 
 	conn *conn
 }
@@ -158,7 +160,8 @@ func assemble(c *conn) *Client {
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),
 		},
-		conn: c,
+		Secrets: &Secrets{c, casematev1connect.NewSecretServiceClient(c.http, c.base, opts...)},
+		conn:    c,
 	}
 }
 

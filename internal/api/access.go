@@ -48,6 +48,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_file_proto,
 		v1.File_casemate_v1_system_proto,
 		v1.File_casemate_v1_trust_proto,
+		v1.File_casemate_v1_secret_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

@@ -21,7 +21,7 @@ import (
 func TestEveryMethodNamesItsAccess(t *testing.T) {
 	known := map[policy.Access]bool{
 		policy.Open: true, policy.SandboxCreate: true, policy.SandboxRead: true, policy.SandboxWrite: true,
-		policy.Process: true, policy.Files: true, policy.Admin: true,
+		policy.Process: true, policy.Files: true, policy.Admin: true, policy.Secrets: true,
 	}
 	open, n := []string{}, 0
 	for _, s := range schemaServices() {
@@ -106,6 +106,8 @@ func TestOpenAPICoversEveryPath(t *testing.T) {
 				want["GET "+rule.GetGet()] = true
 			case rule.GetPost() != "":
 				want["POST "+rule.GetPost()] = true
+			case rule.GetPut() != "":
+				want["PUT "+rule.GetPut()] = true
 			case rule.GetPatch() != "":
 				want["PATCH "+rule.GetPatch()] = true
 			case rule.GetDelete() != "":

@@ -23,6 +23,7 @@ import (
 
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/secret"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -30,6 +31,11 @@ import (
 type Config struct {
 	Manager *sandbox.Manager
 	Keys    *policy.Keys
+	// Secrets are what sandboxes may use and never see; nil: unsupported.
+	Secrets *secret.Vault
+	// Gateway says that there is a gateway that puts secrets on requests; else they can be kept, and
+	// neither bound nor routed.
+	Gateway bool
 	// Log takes the causes of internal errors; nil: nowhere.
 	Log *slog.Logger
 	// Version, ServerID and Kernel are what GetVersion and GetHost tell.
@@ -106,7 +112,7 @@ func (a *API) serveRPCs() {
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCompressMinBytes(compressFrom),
 	}
-	a.rpc = make(map[string]http.Handler, 6)
+	a.rpc = make(map[string]http.Handler, 7)
 	add := func(path string, h http.Handler) { a.rpc[path] = h }
 	add(casematev1connect.NewSandboxServiceHandler(&sandboxes{a}, opts...))
 	add(casematev1connect.NewProcessServiceHandler(&processes{a}, opts...))
@@ -114,6 +120,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewJournalServiceHandler(&journals{a}, opts...))
 	add(casematev1connect.NewSystemServiceHandler(&system{a}, opts...))
 	add(casematev1connect.NewTrustServiceHandler(&trust{a}, opts...))
+	add(casematev1connect.NewSecretServiceHandler(&secrets{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

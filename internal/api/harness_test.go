@@ -18,6 +18,7 @@ import (
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/secret"
 	"casemate.dev/internal/store"
 )
 
@@ -106,10 +107,15 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 			t.Errorf("close manager: %v", err)
 		}
 	})
+	vault, err := secret.Open(t.Context(), secret.Config{DB: db, Journal: journal.Open(db, journal.Options{}), Key: make([]byte, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(vault.Close)
 	keys := policy.NewKeys(db, nil)
 	h.admin, h.user = h.newKey(keys, true), h.newKey(keys, false)
 	cfg := Config{
-		Manager: h.manager, Keys: keys, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
+		Manager: h.manager, Keys: keys, Secrets: vault, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
 		KeepAlive: 50 * time.Millisecond, Authority: &Authority{PEM: "a certificate", SHA256: "00ff"},
 		BuildTemplate: func(_ context.Context, name string, _ bool, progress func(string, float64, string)) (sandbox.Template, error) {
 			progress("unpack", 0.5, "unpacking "+name)

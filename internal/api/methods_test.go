@@ -62,6 +62,19 @@ func steps() []step {
 		{"FileService/WatchFiles", "", `{"sandbox":"${box}","path":"."}`, `{`},
 		{"JournalService/ListEvents", "GET /v1/sandboxes/${box}/events", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
 		{"JournalService/FollowEvents", "", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
+		{"SecretService/SetSecret", "PUT /v1/secrets/tool", `{"name":"tool","class":"tool","value":"a value for tests"}`, `"version":"1"`},
+		{"SecretService/BindSecret", "POST /v1/secrets/tool/bindings", `{"secret":"tool","binding":{"for":{"sandboxes":["${box}"]},"hosts":["API.example.com"],"scheme":"bearer","env":"TOOL_KEY"}}`, `"hosts":["api.example.com"]`},
+		{"SecretService/ListGrants", "GET /v1/sandboxes/${box}/grants", `{"sandbox":"${box}"}`, `"placeholder":"csm-placeholder-`},
+		{"SecretService/RotateSecret", "POST /v1/secrets/tool/rotate", `{"secret":"tool","value":"another for tests"}`, `"version":"2"`},
+		{"SecretService/GetSecret", "GET /v1/secrets/tool", `{"secret":"tool"}`, `"class":"tool"`},
+		{"SecretService/ListSecrets", "GET /v1/secrets", `{}`, `"name":"tool"`},
+		{"SecretService/UnbindSecret", "DELETE /v1/secrets/tool/bindings/all", `{"secret":"tool","binding":"all"}`, `"name":"tool"`},
+		{"SecretService/SetModelRoute", "PUT /v1/model-routes/local", `{"provider":"local","route":{"family":"openai","baseUrl":"https://models.example.com/v1","secret":"tool","for":{"all":true},"maxTokens":"1000"}}`, `"maxTokens":"1000"`},
+		{"SecretService/ListModelRoutes", "GET /v1/model-routes", `{}`, `"provider":"local"`},
+		{"SecretService/DeleteModelRoute", "DELETE /v1/model-routes/local", `{"provider":"local"}`, `"provider":"local"`},
+		{"SecretService/SetClassPolicy", "PUT /v1/secret-classes/tool", `{"class":"tool","policy":{"hosts":["*.example.com"]}}`, `"hosts":["*.example.com"]`},
+		{"SecretService/ListClassPolicies", "GET /v1/secret-classes", `{}`, `"class":"tool"`},
+		{"SecretService/DeleteSecret", "DELETE /v1/secrets/tool", `{"secret":"tool"}`, `"name":"tool"`},
 		{"SandboxService/PauseSandbox", "POST /v1/sandboxes/${box}/pause", `{"sandbox":"${box}"}`, `"state":"paused"`},
 		{"SandboxService/ResumeSandbox", "POST /v1/sandboxes/${box}/resume", `{"sandbox":"${box}"}`, `"state":"running"`},
 		{"SandboxService/DeleteSandbox", "DELETE /v1/sandboxes/${box}", `{"sandbox":"${box}"}`, `"state":"stopped"`},
@@ -177,7 +190,7 @@ func callREST(t *testing.T, h *harness, s step, m protoreflect.MethodDescriptor)
 	}
 	verb, path, _ := strings.Cut(s.rest, " ")
 	body := ""
-	if verb == "POST" || verb == "PATCH" {
+	if verb == "POST" || verb == "PUT" || verb == "PATCH" {
 		fields := map[string]any{}
 		if err := json.Unmarshal([]byte(s.body), &fields); err != nil {
 			t.Fatal(err)

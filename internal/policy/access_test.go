@@ -12,31 +12,31 @@ func TestAllow(t *testing.T) {
 	admin := sandbox.Principal{ID: "key_b", Admin: true}
 	inside := sandbox.Principal{ID: "sandbox:abc", Sandbox: "abc"}
 	forged := sandbox.Principal{ID: "sandbox:abc", Sandbox: "abc", Admin: true}
-	all := []Access{Open, SandboxCreate, SandboxRead, SandboxWrite, Process, Files, Admin}
+	all := []Access{Open, SandboxCreate, SandboxRead, SandboxWrite, Process, Files, Admin, Secrets}
 	for _, c := range []struct {
 		name  string
 		p     sandbox.Principal
 		owner string
 		want  string // one letter for each access: y or n
 	}{
-		{"nobody", nobody, "", "ynnnnnn"},
-		{"nobody on somebody's", nobody, "key_a", "ynnnnnn"},
-		{"user", user, "", "yyyyyyn"},
-		{"user on its own", user, "key_a", "yyyyyyn"},
-		{"user on another's", user, "key_c", "yynnnnn"},
-		{"admin", admin, "", "yyyyyyy"},
-		{"admin on another's", admin, "key_a", "yyyyyyy"},
-		{"the socket", Local(), "key_a", "yyyyyyy"},
-		{"sandbox", inside, "", "yyyyyyn"},
-		{"sandbox on another's", inside, "key_a", "yynnnnn"},
-		{"sandbox that says it is admin", forged, "key_a", "yynnnnn"},
+		{"nobody", nobody, "", "ynnnnnnn"},
+		{"nobody on somebody's", nobody, "key_a", "ynnnnnnn"},
+		{"user", user, "", "yyyyyyny"},
+		{"user on its own", user, "key_a", "yyyyyyny"},
+		{"user on another's", user, "key_c", "yynnnnnn"},
+		{"admin", admin, "", "yyyyyyyy"},
+		{"admin on another's", admin, "key_a", "yyyyyyyy"},
+		{"the socket", Local(), "key_a", "yyyyyyyy"},
+		{"sandbox", inside, "", "yyyyyynn"},
+		{"sandbox on another's", inside, "key_a", "yynnnnnn"},
+		{"sandbox that says it is admin", forged, "key_a", "yynnnnnn"},
 	} {
 		for i, a := range all {
 			if got := Allow(c.p, a, c.owner); got != (c.want[i] == 'y') {
 				t.Errorf("%s: access %d is %v", c.name, a, got)
 			}
 		}
-		for _, unknown := range []Access{0, -1, 8, 1000} {
+		for _, unknown := range []Access{0, -1, 9, 1000} {
 			if Allow(c.p, unknown, c.owner) {
 				t.Errorf("%s: unknown access %d is allowed", c.name, unknown)
 			}

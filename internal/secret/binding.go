@@ -50,7 +50,7 @@ type Selector struct {
 	Labels    map[string]string `json:"labels,omitempty"`    // each of them
 }
 
-// Subject is a sandbox, as a Selector sees it.
+// Subject is a sandbox, as a Selector sees it. One without an id matches nothing.
 type Subject struct {
 	ID       string
 	Owner    string // principal's id
@@ -62,7 +62,7 @@ type Subject struct {
 
 // Matches reports whether s is for the sandbox.
 func (s Selector) Matches(sub Subject) bool {
-	if sub.Parent != nil && !s.Matches(*sub.Parent) {
+	if sub.ID == "" || sub.Parent != nil && !s.Matches(*sub.Parent) {
 		return false
 	}
 	if s.All || slices.Contains(s.Sandboxes, sub.ID) {

@@ -189,3 +189,37 @@ func (r *Route) check() error {
 	}
 	return r.For.check()
 }
+
+// ModelHost is the name inside a sandbox under which model routes are found.
+const ModelHost = "casemate.internal"
+
+// modelsPath is where routes begin below it.
+const modelsPath = "/models/"
+
+// InsideURL is the route's base URL inside a sandbox.
+func (r Route) InsideURL() string {
+	u := "http://" + ModelHost + modelsPath + r.Provider
+	if r.Family == OpenAI {
+		u += "/v1" // clients of this family have the version in the base URL
+	}
+	return u
+}
+
+// ExpiresAt is when a token for the route ends in a sandbox that started then; zero: with the sandbox.
+func (r Route) ExpiresAt(started time.Time) time.Time {
+	if r.TokenTTL == 0 {
+		return time.Time{}
+	}
+	return started.Add(r.TokenTTL)
+}
+
+// RouteEnv returns the variables by which clients find the routes, named after the provider:
+// ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY for anthropic.
+func RouteEnv(all []RouteGrant) map[string]string {
+	env := make(map[string]string)
+	for _, r := range all {
+		name := strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(r.Provider))
+		env[name+"_BASE_URL"], env[name+"_API_KEY"] = r.InsideURL(), r.Token
+	}
+	return env
+}

@@ -22,6 +22,7 @@ import (
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/secret"
 	"casemate.dev/internal/store"
 	"casemate.dev/internal/tlscert"
 )
@@ -37,6 +38,7 @@ type Server struct {
 	recovered sandbox.RecoverReport
 
 	db        *store.DB
+	vault     *secret.Vault
 	backends  map[string]isolation.Backend
 	manager   *sandbox.Manager
 	api       *api.API
@@ -80,12 +82,16 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	// 4. The journal, before anything that could happen.
 	events := journal.Open(s.db, journal.Options{Strict: cfg.Defaults.Sync})
-	// 5. Files and walls.
+	// 5. What sandboxes may use and never see.
+	if err := s.openVault(ctx, events); err != nil {
+		return nil, err
+	}
+	// 6. Files and walls.
 	roots, build, err := s.openBelow(ctx, guest)
 	if err != nil {
 		return nil, err
 	}
-	// 6. The domain, and what an earlier server left: adopted or removed before anybody can ask.
+	// 7. The domain, and what an earlier server left: adopted or removed before anybody can ask.
 	s.manager, err = sandbox.New(sandbox.Config{
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
 		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
@@ -98,14 +104,14 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if s.recovered, err = s.manager.Recover(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	// 7. Keys: the first one is made before the first request could need it.
+	// 8. Keys: the first one is made before the first request could need it.
 	keys := policy.NewKeys(s.db, nil)
 	if path, err := keys.First(ctx, cfg.KeysDir); err != nil {
 		return nil, err
 	} else if path != "" {
 		s.log.Info("made the first API key", slog.String("file", path))
 	}
-	// 8. Ways in, and what the server shows there to be known by. The addresses are taken, but nobody is
+	// 9. Ways in, and what the server shows there to be known by. The addresses are taken, but nobody is
 	// answered before Run: which ports they have is known only now, and the interfaces tell of them.
 	if err := s.listen(ctx); err != nil {
 		return nil, err
@@ -113,9 +119,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.openTLS(); err != nil {
 		return nil, err
 	}
-	// 9. The interfaces.
+	// 10. The interfaces.
 	s.api, err = api.New(api.Config{
-		Manager: s.manager, Keys: keys, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
+		Manager: s.manager, Keys: keys, Secrets: s.vault, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
 		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build,
 	})
 	if err != nil {

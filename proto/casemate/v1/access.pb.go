@@ -37,6 +37,8 @@ const (
 	Access_ACCESS_FILES   Access = 6
 	// The server itself: keys, templates' builds.
 	Access_ACCESS_ADMIN Access = 7
+	// Keep and bind secrets. Never for a sandbox that calls back.
+	Access_ACCESS_SECRETS Access = 8
 )
 
 // Enum value maps for Access.
@@ -50,6 +52,7 @@ var (
 		5: "ACCESS_PROCESS",
 		6: "ACCESS_FILES",
 		7: "ACCESS_ADMIN",
+		8: "ACCESS_SECRETS",
 	}
 	Access_value = map[string]int32{
 		"ACCESS_UNSPECIFIED":    0,
@@ -60,6 +63,7 @@ var (
 		"ACCESS_PROCESS":        5,
 		"ACCESS_FILES":          6,
 		"ACCESS_ADMIN":          7,
+		"ACCESS_SECRETS":        8,
 	}
 )
 
@@ -111,7 +115,7 @@ var File_casemate_v1_access_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_access_proto_rawDesc = "" +
 	"\n" +
-	"\x18casemate/v1/access.proto\x12\vcasemate.v1\x1a google/protobuf/descriptor.proto*\xb7\x01\n" +
+	"\x18casemate/v1/access.proto\x12\vcasemate.v1\x1a google/protobuf/descriptor.proto*\xcb\x01\n" +
 	"\x06Access\x12\x16\n" +
 	"\x12ACCESS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACCESS_OPEN\x10\x01\x12\x19\n" +
@@ -120,7 +124,8 @@ const file_casemate_v1_access_proto_rawDesc = "" +
 	"\x14ACCESS_SANDBOX_WRITE\x10\x04\x12\x12\n" +
 	"\x0eACCESS_PROCESS\x10\x05\x12\x10\n" +
 	"\fACCESS_FILES\x10\x06\x12\x10\n" +
-	"\fACCESS_ADMIN\x10\a:M\n" +
+	"\fACCESS_ADMIN\x10\a\x12\x12\n" +
+	"\x0eACCESS_SECRETS\x10\b:M\n" +
 	"\x06access\x12\x1e.google.protobuf.MethodOptions\x18\xf7\x8a\x03 \x01(\x0e2\x13.casemate.v1.AccessR\x06accessB+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
