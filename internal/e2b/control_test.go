@@ -73,7 +73,7 @@ func TestCreateRefuses(t *testing.T) {
 		`{"templateID":"base","timeout":0}`:             "400 Timeout must be greater than 0",
 		`{"templateID":"base","timeout":9999999999999}`: "400 Timeout cannot be greater than",
 		`{"templateID":"nothing"}`:                      "404 template 'nothing' not found",
-		`{"templateID":"code-interpreter-v1"}`:          "404 template 'code-interpreter-v1' not found",
+		`{"templateID":"base:v9"}`:                      "404 tag 'v9' does not exist for template 'base'",
 		`{"templateID":"host:v9"}`:                      "404 tag 'v9' does not exist for template 'host'",
 		`{`:                                             "400 Error when parsing request",
 		`{"templateID":"base","autoPauseMemory":false}`: "400 only applies when autoPause is true",
@@ -104,10 +104,34 @@ func TestCreateRefuses(t *testing.T) {
 func TestBaseIsBuilt(t *testing.T) {
 	h := newHarness(t)
 	before := h.create("")
+	interpreter := func() string {
+		t.Helper()
+		a := h.call("POST", "/v2/sandboxes", `{"templateID":"code-interpreter-v1"}`)
+		var s sandboxJSON
+		a.into(t, &s)
+		native, err := h.manager.Get(t.Context(), server(), s.SandboxID)
+		if err != nil || s.TemplateID != "code-interpreter-v1" || !strings.Contains(a.header.Get("Casemate-Notice"), "template code-interpreter-v1 is not built here") {
+			t.Errorf("%d %s %v, %v", a.status, a.body, a.header, err)
+		}
+		return native.Spec.Template
+	}
+	if got := interpreter() + " " + interpreter(); got != "host host" {
+		t.Errorf("the code interpreter starts from %s", got)
+	}
+	if got := h.log.String(); strings.Count(got, "template base is not built here") != 1 || strings.Count(got, "template code-interpreter-v1 is not built here") != 1 ||
+		!strings.Contains(got, "casemate template build base") {
+		t.Errorf("the log tells not once:\n%s", got)
+	}
 	h.roots.mu.Lock()
 	h.roots.base = true
 	h.roots.mu.Unlock()
 	after := h.create("")
+	if got := interpreter(); got != "base" {
+		t.Errorf("the code interpreter starts from %s", got)
+	}
+	if a := h.call("POST", "/v2/sandboxes", `{"templateID":"base"}`); a.header.Get("Casemate-Notice") != "" {
+		t.Errorf("a notice about nothing: %v", a.header)
+	}
 	for id, want := range map[string]string{before.SandboxID: "host ", after.SandboxID: "base standard"} {
 		s, err := h.manager.Get(t.Context(), server(), id)
 		if err != nil {
@@ -387,7 +411,7 @@ func TestLogs(t *testing.T) {
 		return strings.Join(all, " ")
 	}
 	all := messages("")
-	if !strings.HasPrefix(all, "sandbox.created ") || !strings.Contains(all, "process.started process.ended") {
+	if !strings.HasPrefix(all, "template base is not built here") || !strings.Contains(all, " sandbox.created ") || !strings.Contains(all, "process.started process.ended") {
 		t.Errorf("forward: %s", all)
 	}
 	if got := messages("?direction=backward&limit=1"); got != "process.ended" {
@@ -432,7 +456,7 @@ func TestTemplates(t *testing.T) {
 	h := newHarness(t)
 	var all []templateJSON
 	h.call("GET", "/templates?teamID=x", "").into(t, &all)
-	if len(all) != 2 || all[0].TemplateID != "host" || all[0].BuildStatus != "ready" || all[1].BuildStatus != "waiting" || len(all[0].BuildID) != 36 {
+	if len(all) != 3 || all[2].TemplateID != "code-interpreter-v1" || all[0].TemplateID != "host" || all[0].BuildStatus != "ready" || all[1].BuildStatus != "waiting" || len(all[0].BuildID) != 36 {
 		t.Errorf("%+v", all)
 	}
 	if a := h.call("GET", "/templates/aliases/base", ""); a.status != 200 || !strings.Contains(a.body, `"templateID":"base"`) {

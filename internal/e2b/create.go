@@ -5,7 +5,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"strings"
 	"time"
 
 	"casemate.dev/internal/errs"
@@ -93,6 +92,9 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	if err != nil {
 		return err
 	}
+	if text := t.notice(); text != "" {
+		c.w.Header().Set(headerNotice, text)
+	}
 	return c.json(http.StatusCreated, a.created(s))
 }
 
@@ -136,73 +138,4 @@ func lifetime(seconds, least int64) (time.Duration, error) {
 		return 0, fail(http.StatusBadRequest, "Timeout cannot be greater than %d hours", most/3600)
 	}
 	return max(time.Duration(seconds)*time.Second, time.Second), nil // the shortest that there is
-}
-
-// usableTemplate is a template as the Manager knows it.
-type usableTemplate struct {
-	asked   string // as the caller named it, without a default tag
-	name    string
-	profile sandbox.Profile
-}
-
-// baseTemplate is what the SDKs ask for where their user names nothing.
-const baseTemplate = "base"
-
-// hostTemplate stands in for baseTemplate until that is built.
-const hostTemplate = "host"
-
-// parseTemplate takes [namespace/]alias[:tag] apart.
-func parseTemplate(ref string) (name, tag string) {
-	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
-		ref = ref[i+1:]
-	}
-	name, tag, _ = strings.Cut(ref, ":")
-	if tag == "" {
-		tag = defaultTag
-	}
-	return name, tag
-}
-
-// resolveTemplate finds the template that a create names. Where base is not built, the machine's own
-// system stands in for it, so that a new server works from the first second.
-func (a *API) resolveTemplate(c call, ref string) (usableTemplate, error) {
-	name, tag := parseTemplate(ref)
-	all, err := a.cfg.Manager.Templates(c.r.Context())
-	if err != nil {
-		return usableTemplate{}, err
-	}
-	for _, t := range all {
-		if t.Name != name {
-			continue
-		}
-		if tag != defaultTag {
-			return usableTemplate{}, fail(http.StatusNotFound, "tag '%s' does not exist for template '%s'", tag, name)
-		}
-		if t.Ready {
-			return usable(name, t), nil
-		}
-	}
-	if name == baseTemplate && tag == defaultTag {
-		for _, t := range all {
-			if t.Name == hostTemplate && t.Ready {
-				if !a.fellBack.Swap(true) {
-					a.log.Warn("template base is not built, so that template host stands in for it: no sudo, no packages of its own",
-						"remedy", "casemate template build base")
-				}
-				return usable(name, t), nil
-			}
-		}
-	}
-	return usableTemplate{}, fail(http.StatusNotFound, "template '%s' not found", name)
-}
-
-// usable takes the profile that E2B's users expect, sudo included, where the template allows it.
-func usable(asked string, t sandbox.Template) usableTemplate {
-	u := usableTemplate{asked: asked, name: t.Name}
-	for _, p := range t.Profiles {
-		if p == string(sandbox.Standard) {
-			u.profile = sandbox.Standard
-		}
-	}
-	return u
 }

@@ -15,7 +15,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
+	"sync"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/policy"
@@ -54,8 +54,8 @@ type API struct {
 	ports  *portproxy.Proxy
 	// search bounds how many signatures are looked for at once.
 	search chan struct{}
-	// fellBack says that the log knows of template base being replaced.
-	fellBack atomic.Bool
+	// toldOf holds the notices about templates that the log has.
+	toldOf sync.Map
 
 	draining context.Context //nolint:containedctx // the server's life, not a request's; done once Drain was called
 	drain    context.CancelCauseFunc

@@ -32,6 +32,27 @@ type harness struct {
 	other   string // another key
 	envd    *recorder
 	roots   *roots
+	log     *syncBuffer
+}
+
+// syncBuffer is a log that tests read.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+// String returns what was logged.
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }
 
 // recorder is an agent that tells what it was asked, and can hold a stream open.
@@ -139,10 +160,10 @@ func newHarnessIn(t testing.TB, at place) *harness {
 	})
 	keys := policy.NewKeys(db, nil)
 	h.key, h.other = h.newKey(keys), h.newKey(keys)
-	var log bytes.Buffer
+	h.log = &syncBuffer{}
 	h.api, err = New(Config{
 		Manager: h.manager, Keys: keys, Envd: h.envd, Secret: []byte("the secret of this test"), Domain: "e2b.test:8443",
-		Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Log: slog.New(slog.NewTextHandler(h.log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)

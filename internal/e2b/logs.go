@@ -83,6 +83,11 @@ func (a *API) logs(c call, q logQuery) ([]logJSON, error) {
 		return nil, err
 	}
 	out := []logJSON{}
+	if text := standInNotice(keptOf(s).Template, s.Spec.Template); text != "" {
+		if l := (logJSON{Timestamp: s.CreatedAt.UTC(), Message: text, Level: "warn", Fields: map[string]string{}}); q.takes(l) {
+			out = append(out, l)
+		}
+	}
 	var after uint64
 	for range maxScanned / logPageSize {
 		events, err := a.cfg.Manager.Events(c.r.Context(), c.p, s.ID, after, logPageSize)

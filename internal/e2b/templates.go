@@ -67,7 +67,7 @@ func templateShape(t sandbox.Template) templateJSON {
 }
 
 func (a *API) templates(c call) error {
-	all, err := a.cfg.Manager.Templates(c.r.Context())
+	all, err := a.allTemplates(c)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (a *API) templates(c call) error {
 // namedTemplate returns the template that ref names.
 func (a *API) namedTemplate(c call, ref string) (sandbox.Template, error) {
 	name, tag := parseTemplate(ref)
-	all, err := a.cfg.Manager.Templates(c.r.Context())
+	all, err := a.allTemplates(c)
 	if err != nil {
 		return sandbox.Template{}, err
 	}
