@@ -121,7 +121,7 @@ bench: build ## Measure against fork+exec, bubblewrap and runc on this machine
 	test/bench.sh $(if $(ONLY),--only $(ONLY))
 
 .PHONY: nightly
-nightly: build ## The long ones: fuzzing, soak, building base, E2B's clients, cgroup v2 in QEMU
+nightly: build ## The long ones: fuzzing, soak, building base, others' clients, cgroup v2 and systemd in QEMU
 	FUZZTIME=$(FUZZTIME) test/nightly.sh
 
 # --- generate ----------------------------------------------------------------------------------

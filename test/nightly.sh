@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The tests that take long, for every night: fuzzing, soak, building template base, other people's
-# clients, and what only another kernel set-up shows (cgroup v2 in QEMU). Each part runs; the exit code tells whether all held.
+# clients, and what only another machine shows, in QEMU: cgroup v2, and the service on a fresh Debian.
+# Each part runs; the exit code tells whether all held.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,7 +29,8 @@ part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 60m -run 'Soak|Stress' .
 part base test/base.sh
 part e2b test/e2b/run.sh
 part riders test/riders/run.sh
-[[ -x test/qemu.sh ]] && part cgroup-v2 test/qemu.sh
+part cgroup-v2 test/qemu.sh
+part systemd test/systemd.sh
 
 printf '\n%d parts failed%s\n' "${#failed[@]}" "${failed[*]:+: ${failed[*]}}"
 exit $((${#failed[@]} > 0))

@@ -3,34 +3,9 @@
 # only, in QEMU by software emulation. The machine has an ext4 disk of its own as root, since Linux 6.1 can't idmap
 # overlays or tmpfs, sees this one's /usr and the repository in it read-only, and runs
 # test/qemu-guest.sh.
-#
-# The kernel and QEMU come from Debian's packages; what was fetched stays in .cache/qemu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-repo=$PWD
-cache=$repo/.cache/qemu
-mkdir -p "$cache"
-
-need=()
-for pair in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod mkfs.ext4:e2fsprogs; do
-	command -v "${pair%%:*}" >/dev/null || need+=("${pair##*:}")
-done
-if ((${#need[@]})); then
-	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${need[@]}" >/dev/null
-fi
-
-# The kernel's package, unpacked and not installed.
-package=$(apt-cache depends linux-image-amd64 | awk '$1 == "Depends:" && $2 ~ /^linux-image-/ {print $2; exit}')
-release=${package#linux-image-}
-if [[ ! -e $cache/$release/boot/vmlinuz-$release ]]; then
-	echo "fetching Linux $release"
-	(cd "$cache" && apt-get -o APT::Sandbox::User=root download -qq "$package")
-	rm -rf "${cache:?}/$release"
-	dpkg-deb -x "$cache/${package}"_*.deb "$cache/$release"
-	rm -f "$cache/${package}"_*.deb
-	depmod -b "$cache/$release" "$release"
-fi
+source test/qemu-kernel.sh
 
 echo "building"
 make build >/dev/null
@@ -42,23 +17,10 @@ done
 # An initial file system that finds this machine's root by 9p and changes into it.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{bin,lib/modules,proc,sys,dev,root}
-cp "$(command -v busybox)" "$work/bin/busybox"
-modules() { # NAME…: copies modules with all that they depend on
-	local dir=lib/modules/$release file
-	for m in "$@"; do
-		modprobe -d "$cache/$release" -S "$release" --show-depends "$m" 2>/dev/null | awk '$1 == "insmod" {print $2}'
-	done | while read -r file; do
-		file=${file#"$cache/$release/"}
-		[[ -e $work/$file ]] && continue
-		install -D "$cache/$release/$file" "$work/$file"
-		echo "/$file" >>"$work/modules"
-	done
-}
-modules virtio_pci virtio_blk ext4 9pnet_virtio 9p overlay loop btrfs
 truncate -s 8G "$work/disk"
 mkfs.ext4 -q "$work/disk"
-cat >"$work/init" <<INIT
+modules "$work/init" virtio_pci virtio_blk ext4 9pnet_virtio 9p overlay loop btrfs
+cat >"$work/init/init" <<INIT
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
@@ -84,16 +46,9 @@ mount -t devpts pts dev/pts
 # Not chroot: user namespaces can't be made in one (user_namespaces(7)).
 exec switch_root /root /bin/bash -c '$repo/test/qemu-guest.sh $repo $cache/tests; echo "qemu exit \$?"; busybox poweroff -f'
 INIT
-chmod +x "$work/init"
-(cd "$work" && find . ! -name disk | cpio --quiet -o -H newc | gzip -1) >"$cache/initrd"
+initrd "$work/init" "$work/initrd"
 
-log=$cache/log
 echo "booting Linux $release, emulated: this takes some minutes"
-# What a hung kernel would cost is bounded.
-timeout --foreground "${QEMU_TIMEOUT:-40m}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 5G \
-	-nographic -no-reboot -nodefaults -serial stdio \
-	-kernel "$cache/$release/boot/vmlinuz-$release" -initrd "$cache/initrd" \
-	-append "console=ttyS0 quiet panic=-1 cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1" \
-	-drive "file=$work/disk,if=virtio,format=raw,cache=unsafe" \
-	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap </dev/null | tee "$log"
-grep -q '^qemu exit 0' "$log"
+boot "$work/initrd" "$work/disk" "cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1" \
+	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap | tee "$work/log"
+grep -q '^qemu exit 0' "$work/log"

@@ -44,7 +44,7 @@ func openDisk(dir string, cfg Config, log *slog.Logger) (disk, error) {
 		missing = append(missing, fmt.Errorf("%s: %w", name, err))
 	}
 	return nil, errs.Wrap(errors.Join(missing...), errs.Unsupported, "this host has no way to limit the disk of a sandbox").
-		WithHint("install btrfs-progs, and give the data directory some free space")
+		WithHint("install btrfs-progs and kmod, give the data directory some free space, and see that loop devices are there (modprobe loop)")
 }
 
 func openMechanism(name, dir string, cfg Config, log *slog.Logger) (disk, error) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"casemate.dev/internal/isolation"
@@ -97,7 +98,13 @@ func (c *Config) fill() {
 // Prepare moves the process into a mount namespace of its own, so that a sandbox's files are mounted
 // where no other program of the host sees them. It starts the program again in its own place, once;
 // so it is called first thing in `serve`, before anything is opened.
-func Prepare() error { return mount.EnterPrivate() }
+//
+// The umask of whoever starts it is set aside: layers are built for sandboxes, whose users are others
+// to the host. What must stay private is made with a private mode.
+func Prepare() error {
+	syscall.Umask(0o022)
+	return mount.EnterPrivate()
+}
 
 // kernel returns the host's kernel release.
 func kernel() string {

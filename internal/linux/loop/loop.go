@@ -11,6 +11,7 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -49,6 +50,9 @@ func Attach(file *os.File) (*Device, error) {
 		return d, err
 	}
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the kernel offers no loop devices (its module loop is not loaded): %w", err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -85,21 +85,19 @@ func IdmappedMounts(dir string) Feature {
 	}
 }
 
-// FileSystem is a type of file system that the kernel has built in or can load.
+// FileSystem is a type of file system that the kernel has built in or can load, which
+// probing does.
 func FileSystem(name, minKernel string) Feature {
 	return Feature{
 		Name: name, MinKernel: minKernel, Remedy: "load the kernel module: modprobe " + name,
 		Probe: func() error {
-			b, err := os.ReadFile("/proc/filesystems")
+			// Opening it is what makes the kernel load the module; the list in /proc/filesystems has only
+			// what was loaded before.
+			fs, err := unix.Fsopen(name, unix.FSOPEN_CLOEXEC)
 			if err != nil {
-				return err
+				return notSupported(fmt.Errorf("open file system %s: %w", name, err), unix.ENODEV, unix.ENOSYS)
 			}
-			for line := range bytes.Lines(b) {
-				if fields := strings.Fields(string(line)); len(fields) > 0 && fields[len(fields)-1] == name {
-					return nil
-				}
-			}
-			return fmt.Errorf("%w: not in /proc/filesystems", ErrNotSupported)
+			return unix.Close(fs)
 		},
 	}
 }
