@@ -27,6 +27,8 @@ const (
 	maxLog = 16 << 20
 	// startTimeout is how long a server may take to answer: adoption of many sandboxes included.
 	startTimeout = time.Minute
+	// endGrace is how long a server that did not start may take to end: more than it gives open calls.
+	endGrace = 15 * time.Second
 	// pollEvery is how often up asks whether the server answers.
 	pollEvery = 20 * time.Millisecond
 )
@@ -119,13 +121,21 @@ func (a *app) up(ctx context.Context, cfg server.Config, args []string) error {
 		close(exited)
 	}()
 	if err := awaitServer(ctx, cfg.UnixSocket, exited); err != nil {
-		if ctx.Err() != nil {
-			_ = child.Process.Signal(syscall.SIGTERM) // it may have ended by itself
-			<-exited
-		}
+		end(child.Process, exited, endGrace)
 		return a.whyNot(err, filepath.Join(cfg.RunDir, logFile), begin)
 	}
 	return a.printUp(cfg, false)
+}
+
+// end ends a server that nobody waits for any longer: what is told to have failed does not go on.
+func end(p *os.Process, exited <-chan struct{}, grace time.Duration) {
+	_ = p.Signal(syscall.SIGTERM) // it may have ended by itself
+	select {
+	case <-exited:
+	case <-time.After(grace):
+		_ = p.Kill()
+		<-exited
+	}
 }
 
 // answers reports whether a server answers on a socket.
