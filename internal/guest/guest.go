@@ -14,6 +14,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guest/account"
+	"casemate.dev/internal/guest/contexts"
 	"casemate.dev/internal/guest/output"
 	"casemate.dev/internal/guest/resolve"
 	"casemate.dev/internal/guest/signals"
@@ -56,6 +57,7 @@ type Guest struct {
 	chunks    chunks
 	book      account.Book
 	workers   *workers
+	contexts  *contexts.Set
 	memory    *memory
 	null      *os.File
 	dials     atomic.Int32 // connections to ports
@@ -101,7 +103,8 @@ func Serve(ctx context.Context, l net.Listener, cfg Config) error {
 	}
 	g.reaper = newReaper(g.processes.orphaned)
 	g.workers = newWorkers(g)
-	g.memory = newMemory(2*orDefault(cfg.Output, DefaultOutput) + headroom)
+	g.contexts = contexts.New(contexts.Config{Launcher: launcher{g}, Hangup: hangup})
+	g.memory = newMemory(2*orDefault(cfg.Output, DefaultOutput) + contexts.Memory + headroom)
 	go g.reaper.run()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -162,6 +165,9 @@ func (g *Guest) answer(nc net.Conn) {
 func (g *Guest) serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) error {
 	if call.Method == guestwire.MethodStart || call.Method == guestwire.MethodRun {
 		return g.serveStart(c, call, files)
+	}
+	if contexts.Serves(call.Method) {
+		return g.contexts.Serve(c, call, files)
 	}
 	closeFiles(files)
 	switch call.Method {

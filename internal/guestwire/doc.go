@@ -30,6 +30,8 @@
 //	FrameGap    6  guest    16          from, to (8 bytes each, big endian): output that was dropped
 //	FrameEvent  7  guest    MaxControl  one item of a list or a watch, as JSON
 //	FrameEnd    8  both     MaxControl  the last frame of a stream: a JSON value or nothing
+//	FrameItem   9  guest    MaxPayload  kind (1 byte), 1 if it goes on in the next frame else 0 (1 byte),
+//	                                    number (8 bytes, big endian), bytes: what a run of code said
 //
 // # Text
 //

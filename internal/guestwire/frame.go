@@ -43,12 +43,13 @@ const (
 	FrameGap
 	FrameEvent
 	FrameEnd
+	FrameItem
 )
 
 // bound returns the largest payload of k, and whether k is a kind at all.
 func (k Kind) bound() (int, bool) {
 	switch k {
-	case FrameCall, FrameData, FrameOutput:
+	case FrameCall, FrameData, FrameOutput, FrameItem:
 		return MaxPayload, true
 	case FrameReply, FrameEvent, FrameEnd:
 		return MaxControl, true
@@ -116,7 +117,7 @@ func parseHeader(h [headerLen]byte) (Kind, int, error) {
 		return 0, 0, broken("frame of unknown kind %d", k)
 	case n > limit:
 		return 0, 0, broken("frame of kind %d with %d bytes, limit %d", k, n, limit)
-	case k == FrameGap && n != gapLen, k == FrameOutput && n < outputLen:
+	case k == FrameGap && n != gapLen, k == FrameOutput && n < outputLen, k == FrameItem && n < itemLen:
 		return 0, 0, broken("frame of kind %d with %d bytes", k, n)
 	}
 	return k, n, nil

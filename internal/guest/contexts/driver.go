@@ -1,0 +1,246 @@
+package contexts
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
+)
+
+const (
+	// chunkSize is what is read from a pipe at once.
+	chunkSize = 32 << 10
+	// pipeSize is the most that a pipe can hold when a line arrives, which is what the line must not
+	// overtake: 64 KiB, or what an unprivileged process may make of it (fs.pipe-max-size).
+	pipeSize = 1 << 20
+	// giveLimit bounds how long a driver may take to read a run.
+	giveLimit = 10 * time.Second
+	// drainLimit bounds how long the output of a driver that has ended is waited for.
+	drainLimit = time.Second
+)
+
+// running is one driver of a context, from its launch until nothing is left of it.
+type running struct {
+	c    *interpreter
+	up   chan struct{} // closed when it is ready
+	over chan struct{} // closed when it has ended and all it said was taken
+
+	d     *Driver
+	pumps sync.WaitGroup
+	pipes [2]pipe
+	gone  chan struct{} // closed when the process has ended
+	kills sync.Once
+
+	// What follows is guarded by c.mu.
+	isUp  bool
+	cause guestwire.RunEnd // why it was killed
+	exit  Exit             // set before gone is closed
+}
+
+func newRunning(c *interpreter) *running {
+	return &running{c: c, up: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{})}
+}
+
+// begin follows a started driver.
+func (r *running) begin(d *Driver) {
+	r.d = d
+	r.pipes[0] = pipe{f: d.Output, kind: guestwire.ItemStdout}
+	r.pipes[1] = pipe{f: d.Errors, kind: guestwire.ItemStderr}
+	for i := range r.pipes {
+		r.pumps.Go(func() { r.pump(&r.pipes[i]) })
+	}
+	r.pumps.Go(r.listen)
+	go r.follow()
+}
+
+// ended is called by the reaper: it must not block.
+func (r *running) ended(e Exit) {
+	r.c.mu.Lock()
+	r.exit = e
+	r.c.mu.Unlock()
+	close(r.gone)
+}
+
+// follow waits for the driver's end and clears up: whatever it left behind goes with it.
+func (r *running) follow() {
+	<-r.gone
+	_ = r.c.place.Kill()
+	said := make(chan struct{})
+	go func() {
+		r.pumps.Wait()
+		close(said)
+	}()
+	// All writers are dead, so the ends of the pipes are there, unless something got away from the place
+	// or a slow reader is being waited for.
+	select {
+	case <-said:
+	case <-time.After(drainLimit):
+		if cur := r.c.executing(r); cur != nil {
+			cur.log.release()
+		}
+	}
+	_ = r.d.Output.Close()
+	_ = r.d.Errors.Close()
+	_ = r.d.Control.Close()
+	<-said
+	r.c.driverEnded(r)
+	close(r.over)
+}
+
+// kill ends the driver and all that descends from it. cause says what that makes of its run. It returns
+// at once; over tells when it is done.
+func (r *running) kill(cause guestwire.RunEnd) {
+	r.c.mu.Lock()
+	if r.cause == guestwire.RunNone {
+		r.cause = cause
+	}
+	cur := r.c.current
+	r.c.mu.Unlock()
+	if cur != nil {
+		cur.log.release()
+	}
+	r.kills.Do(func() { go func() { _ = r.c.place.Kill() }() })
+}
+
+// interrupt sends the signal. c.mu is held, so that the run that is meant still executes.
+func (r *running) interrupt() error {
+	if r.d == nil {
+		return nil
+	}
+	return r.d.Signal(interruptSignal)
+}
+
+// give hands a run over.
+func (r *running) give(n *run, code string) {
+	line, err := order{Op: "run", ID: n.id, Code: code, Env: n.env}.line()
+	if err == nil {
+		_ = r.d.Control.SetWriteDeadline(time.Now().Add(giveLimit))
+		_, err = r.d.Control.Write(line)
+	}
+	if err != nil {
+		r.kill("") // it reads no more: its end says so
+	}
+}
+
+// pipe is one output of a driver.
+type pipe struct {
+	f    *os.File
+	kind guestwire.ItemKind
+
+	// mu is held while bytes are on their way from the pipe into a log, so that they stay in order.
+	mu  sync.Mutex
+	buf []byte
+}
+
+// pump takes what comes until every writer has closed the pipe.
+func (r *running) pump(p *pipe) {
+	raw, err := p.f.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		n, state := 0, error(nil)
+		err := raw.Read(func(fd uintptr) bool {
+			n, state = r.take(p, fd)
+			return !errors.Is(state, unix.EAGAIN) // the poller wakes us
+		})
+		if err != nil || state != nil || n <= 0 {
+			return
+		}
+	}
+}
+
+// take moves one piece from a pipe into the log.
+func (r *running) take(p *pipe, fd uintptr) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.buf == nil {
+		p.buf = make([]byte, chunkSize)
+	}
+	for {
+		n, err := unix.Read(int(fd), p.buf)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			p.buf = nil // a silent pipe holds nothing
+			return 0, err
+		case err != nil || n <= 0:
+			return 0, err
+		}
+		r.c.said(r, p.kind, p.buf[:n])
+		return n, nil
+	}
+}
+
+// drain takes what is in a pipe now, and not what comes meanwhile without end.
+func (r *running) drain(p *pipe) {
+	raw, err := p.f.SyscallConn()
+	if err != nil {
+		return
+	}
+	// Control, not Read: the pump waits inside Read.
+	_ = raw.Control(func(fd uintptr) {
+		for taken := 0; taken < pipeSize; {
+			n, err := r.take(p, fd)
+			if err != nil || n <= 0 {
+				return
+			}
+			taken += n
+		}
+	})
+}
+
+// listen takes the driver's lines.
+func (r *running) listen() {
+	in := bufio.NewReaderSize(r.d.Control, 16<<10)
+	var buf []byte
+	for {
+		line, err := readLine(in, &buf, guestwire.MaxItem)
+		if err != nil && !errors.Is(err, errLong) {
+			return
+		}
+		for i := range r.pipes {
+			r.drain(&r.pipes[i])
+		}
+		if err != nil {
+			r.tooLong()
+			continue
+		}
+		m, err := parse(line)
+		if err != nil {
+			continue
+		}
+		r.c.told(r, m, slices.Clone(line))
+		if cap(buf) > 1<<20 {
+			buf = nil
+		}
+	}
+}
+
+// tooLong tells of a line that was dropped.
+func (r *running) tooLong() {
+	if n := r.c.executing(r); n != nil {
+		n.log.append(guestwire.ItemError, errorLine(n.id, "ResultTooLarge",
+			fmt.Sprintf("a result of more than %d MiB was dropped; write it to a file", guestwire.MaxItem>>20)))
+	}
+}
+
+// describe tells how a driver ended.
+func describe(e Exit) string {
+	switch e.End {
+	case guestwire.EndExited:
+		return fmt.Sprintf("exited with code %d", e.Code)
+	case guestwire.EndSignaled:
+		return "killed by " + unix.SignalName(syscall.Signal(e.Signal))
+	}
+	return string(e.End)
+}

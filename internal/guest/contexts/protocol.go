@@ -1,0 +1,157 @@
+package contexts
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"unicode/utf8"
+
+	"casemate.dev/internal/guestwire"
+)
+
+// The words of the protocol.
+const (
+	evReady  = "ready"
+	evResult = "result"
+	evError  = "error"
+	evEnd    = "end"
+)
+
+// message is what the guest itself reads of a driver's line.
+type message struct {
+	Ev      string `json:"ev"`
+	ID      string `json:"id"`
+	Version string `json:"version"`
+	Count   int64  `json:"count"`
+	Name    string `json:"name"`
+	Value   string `json:"value"`
+}
+
+// order is what the guest says to a driver.
+type order struct {
+	Op   string            `json:"op"`
+	ID   string            `json:"id"`
+	Code string            `json:"code,omitempty"`
+	Env  map[string]string `json:"env,omitempty"`
+}
+
+// line encodes an order.
+func (o order) line() ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b) // ends with a line break
+	e.SetEscapeHTML(false)
+	if err := e.Encode(o); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+var (
+	errLong      = errors.New("line is too long")
+	errMalformed = errors.New("line is no message")
+)
+
+// readLine reads one line without its end. A line of more than limit bytes is read to its end, and
+// gives errLong. The line is valid until the next call.
+func readLine(r *bufio.Reader, buf *[]byte, limit int) ([]byte, error) {
+	part, err := r.ReadSlice('\n')
+	if err == nil {
+		return part[:len(part)-1], nil
+	}
+	*buf = (*buf)[:0]
+	long := false
+	for {
+		if long = long || len(*buf)+len(part) > limit; !long {
+			*buf = append(*buf, part...)
+		}
+		switch {
+		case err == nil && long:
+			*buf = nil // it may have grown to the limit
+			return nil, errLong
+		case err == nil:
+			return (*buf)[:len(*buf)-1], nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			if err == io.EOF && (len(*buf) > 0 || long) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+		part, err = r.ReadSlice('\n')
+	}
+}
+
+// maxDepth bounds how deep a line may nest: charts nest six levels, application/json of a user more.
+const maxDepth = 256
+
+// parse reads a driver's line.
+func parse(line []byte) (message, error) {
+	var m message
+	if !utf8.Valid(line) || deeper(line, maxDepth) {
+		return m, errMalformed
+	}
+	if err := json.Unmarshal(line, &m); err != nil {
+		return m, errMalformed
+	}
+	m.Version, m.Name, m.Value = cut(m.Version), cut(m.Name), cut(m.Value)
+	if m.Count < 0 {
+		m.Count = 0
+	}
+	return m, nil
+}
+
+// deeper reports whether brackets outside strings nest deeper than limit.
+func deeper(b []byte, limit int) bool {
+	depth, inString := 0, false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{' || c == '[':
+			if depth++; depth > limit {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
+}
+
+// maxText bounds short texts of a driver that go into RunInfo and ContextInfo.
+const maxText = 1 << 10
+
+// cut shortens s to maxText without breaking a character.
+func cut(s string) string {
+	if len(s) <= maxText {
+		return s
+	}
+	n := maxText
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// errorLine is an error item in the driver's words, for what the guest itself has to say.
+func errorLine(run, name, value string) []byte {
+	b, _ := json.Marshal(map[string]string{ // plain text: can't fail
+		"ev": evError, "id": run, "name": name, "value": value, "traceback": name + ": " + value,
+	})
+	return b
+}
+
+// itemOf returns the kind of item that an event becomes, 0 for none.
+func itemOf(ev string) guestwire.ItemKind {
+	switch ev {
+	case evResult:
+		return guestwire.ItemResult
+	case evError:
+		return guestwire.ItemError
+	}
+	return 0
+}
