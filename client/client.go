@@ -46,6 +46,8 @@ type Client struct {
 	Sandboxes *Sandboxes
 	// Processes starts and steers processes in them.
 	Processes *Processes
+	// Contexts runs code in interpreters that keep their variables.
+	Contexts *Contexts
 	// Files reads and writes their files.
 	Files *Files
 	// Ports reaches what listens in them.
@@ -154,6 +156,7 @@ func assemble(c *conn) *Client {
 	return &Client{
 		Sandboxes: &Sandboxes{c, casematev1connect.NewSandboxServiceClient(c.http, c.base, opts...)},
 		Processes: &Processes{c, processes},
+		Contexts:  &Contexts{c, casematev1connect.NewContextServiceClient(c.http, c.base, opts...)},
 		Files:     &Files{c, casematev1connect.NewFileServiceClient(c.http, c.base, opts...)},
 		Ports:     &Ports{c},
 		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...)},

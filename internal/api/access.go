@@ -45,6 +45,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 	for _, f := range []protoreflect.FileDescriptor{
 		v1.File_casemate_v1_sandbox_proto,
 		v1.File_casemate_v1_process_proto,
+		v1.File_casemate_v1_context_proto,
 		v1.File_casemate_v1_file_proto,
 		v1.File_casemate_v1_system_proto,
 		v1.File_casemate_v1_trust_proto,

@@ -116,6 +116,7 @@ func (a *API) serveRPCs() {
 	add := func(path string, h http.Handler) { a.rpc[path] = h }
 	add(casematev1connect.NewSandboxServiceHandler(&sandboxes{a}, opts...))
 	add(casematev1connect.NewProcessServiceHandler(&processes{a}, opts...))
+	add(casematev1connect.NewContextServiceHandler(&contexts{a}, opts...))
 	add(casematev1connect.NewFileServiceHandler(&files{a}, opts...))
 	add(casematev1connect.NewJournalServiceHandler(&journals{a}, opts...))
 	add(casematev1connect.NewSystemServiceHandler(&system{a}, opts...))

@@ -46,6 +46,8 @@ func (a *API) twins() []twinRoute {
 	return []twinRoute{
 		{Route{"POST", box + "/run", casematev1connect.ProcessServiceRunProcedure}, a.serveRun},
 		{Route{"GET", box + "/processes/{process}/output", casematev1connect.ProcessServiceOutputProcedure}, a.serveOutput},
+		{Route{"POST", box + "/code/stream", casematev1connect.ContextServiceRunCodeProcedure}, a.serveRunCode},
+		{Route{"GET", box + "/contexts/{context}/runs/{run}/items", casematev1connect.ContextServiceFollowRunProcedure}, a.serveRunItems},
 		{Route{"GET", box + "/files", casematev1connect.FileServiceReadFileProcedure}, a.serveContent},
 		{Route{"PUT", box + "/files", casematev1connect.FileServiceWriteFileProcedure}, a.saveContent},
 		{Route{"GET", box + "/files/watch", casematev1connect.FileServiceWatchFilesProcedure}, a.serveWatch},

@@ -25,6 +25,8 @@ const (
 	Secret   = "sec_"
 	Binding  = "bnd_"
 	Route    = "rte_"
+	Context  = "ctx_"
+	Run      = "run_"
 )
 
 // Sandbox returns a new random sandbox id. It starts with a letter, so that it is also a valid

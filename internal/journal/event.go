@@ -30,38 +30,43 @@ type Type string
 
 // The event types. A type's facts are documented beside the struct that carries them.
 const (
-	SandboxCreated  Type = "sandbox.created"
-	SandboxStarted  Type = "sandbox.started"  // the isolation is up; facts hold Applied
-	SandboxClaimed  Type = "sandbox.claimed"  // identity given: it runs
-	SandboxUpdated  Type = "sandbox.updated"  // labels, lifetime, limits
-	SandboxPaused   Type = "sandbox.paused"   // every process is frozen
-	SandboxResumed  Type = "sandbox.resumed"  // they go on
-	SandboxAdopted  Type = "sandbox.adopted"  // taken up after a server restart
-	SandboxStopping Type = "sandbox.stopping" // with the reason; from here on nothing can be used
-	SandboxEnded    Type = "sandbox.ended"    // with the reason; nothing is left
-	SandboxDegraded Type = "sandbox.degraded" // a limit is hit and the sandbox still works
-	ProcessStarted  Type = "process.started"
-	ProcessEnded    Type = "process.ended"
-	ProcessFailed   Type = "process.failed" // it could not be started
-	FileWritten     Type = "file.written"
-	FileRead        Type = "file.read"
-	FileRemoved     Type = "file.removed"
-	FileMoved       Type = "file.moved"
-	FileMode        Type = "file.mode"      // mode or owner changed
-	DirectoryMade   Type = "directory.made" // also where it was there already
-	PortDialed      Type = "port.dialed"
-	SecretSet       Type = "secret.set"       // made, or given a new value
-	SecretRotated   Type = "secret.rotated"   // given a new value
-	SecretRemoved   Type = "secret.removed"   //
-	SecretBound     Type = "secret.bound"     // to sandboxes and hosts
-	SecretUnbound   Type = "secret.unbound"   //
-	SecretPolicy    Type = "secret.policy"    // what a class of secrets may be bound to
-	SecretUsed      Type = "secret.used"      // put on a request of the sandbox
-	SecretMisplaced Type = "secret.misplaced" // a placeholder stood where its secret is not bound
-	ModelRoute      Type = "model.route"      // a way to a model provider was made, changed or removed
-	ModelUsed       Type = "model.used"       // a request to a model provider, with its usage
-	Conflict        Type = "conflict" // the guest's word and the kernel's differ
-	Gap             Type = "gap"      // something was not recorded; facts say what and why
+	SandboxCreated   Type = "sandbox.created"
+	SandboxStarted   Type = "sandbox.started"  // the isolation is up; facts hold Applied
+	SandboxClaimed   Type = "sandbox.claimed"  // identity given: it runs
+	SandboxUpdated   Type = "sandbox.updated"  // labels, lifetime, limits
+	SandboxPaused    Type = "sandbox.paused"   // every process is frozen
+	SandboxResumed   Type = "sandbox.resumed"  // they go on
+	SandboxAdopted   Type = "sandbox.adopted"  // taken up after a server restart
+	SandboxStopping  Type = "sandbox.stopping" // with the reason; from here on nothing can be used
+	SandboxEnded     Type = "sandbox.ended"    // with the reason; nothing is left
+	SandboxDegraded  Type = "sandbox.degraded" // a limit is hit and the sandbox still works
+	ProcessStarted   Type = "process.started"
+	ProcessEnded     Type = "process.ended"
+	ProcessFailed    Type = "process.failed" // it could not be started
+	ContextCreated   Type = "context.created"
+	ContextRestarted Type = "context.restarted" // its interpreter was replaced
+	ContextEnded     Type = "context.ended"     // deleted, or its interpreter ended by itself
+	RunStarted       Type = "run.started"       // code was handed over; it may wait for its turn
+	RunEnded         Type = "run.ended"
+	FileWritten      Type = "file.written"
+	FileRead         Type = "file.read"
+	FileRemoved      Type = "file.removed"
+	FileMoved        Type = "file.moved"
+	FileMode         Type = "file.mode"      // mode or owner changed
+	DirectoryMade    Type = "directory.made" // also where it was there already
+	PortDialed       Type = "port.dialed"
+	SecretSet        Type = "secret.set"       // made, or given a new value
+	SecretRotated    Type = "secret.rotated"   // given a new value
+	SecretRemoved    Type = "secret.removed"   //
+	SecretBound      Type = "secret.bound"     // to sandboxes and hosts
+	SecretUnbound    Type = "secret.unbound"   //
+	SecretPolicy     Type = "secret.policy"    // what a class of secrets may be bound to
+	SecretUsed       Type = "secret.used"      // put on a request of the sandbox
+	SecretMisplaced  Type = "secret.misplaced" // a placeholder stood where its secret is not bound
+	ModelRoute       Type = "model.route"      // a way to a model provider was made, changed or removed
+	ModelUsed        Type = "model.used"       // a request to a model provider, with its usage
+	Conflict         Type = "conflict"         // the guest's word and the kernel's differ
+	Gap              Type = "gap"              // something was not recorded; facts say what and why
 )
 
 // ServerStream is where events are kept that belong to no sandbox. It is no sandbox's id.

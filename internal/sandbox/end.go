@@ -66,6 +66,7 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 		return // it stays stopping, for the next server
 	}
 	m.endProcesses(b)
+	m.endContexts(b)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
 	defer cancel()
 	if err := m.cfg.Roots.Release(ctx, b.id); err != nil {

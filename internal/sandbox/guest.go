@@ -36,6 +36,16 @@ type guest interface {
 	Watch(ctx context.Context, r guestwire.WatchRequest) (*guestwire.EventStream[guestwire.WatchEvent], error)
 	DialPort(ctx context.Context, r guestwire.DialRequest) (net.Conn, error)
 	Listenings(ctx context.Context) ([]int, error)
+	CreateContext(ctx context.Context, r guestwire.CreateContext, files []*os.File) (guestwire.ContextInfo, error)
+	Contexts(ctx context.Context) ([]guestwire.ContextInfo, error)
+	ContextRuns(ctx context.Context, id string) ([]guestwire.RunInfo, error)
+	WaitContext(ctx context.Context, r guestwire.WaitContext) (guestwire.ContextInfo, error)
+	RunCode(ctx context.Context, r guestwire.RunCode, code string, files []*os.File) (guestwire.RunInfo, *guestwire.ItemStream, error)
+	Items(ctx context.Context, r guestwire.ItemsRequest) (*guestwire.ItemStream, error)
+	WaitRun(ctx context.Context, r guestwire.RunRef) (guestwire.RunInfo, error)
+	Interrupt(ctx context.Context, r guestwire.RunRef) (guestwire.InterruptReply, error)
+	RestartContext(ctx context.Context, id string) (guestwire.ContextInfo, error)
+	DeleteContext(ctx context.Context, id string) error
 }
 
 var _ guest = (*guestwire.Client)(nil)

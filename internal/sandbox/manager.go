@@ -134,7 +134,8 @@ type box struct {
 	children map[string]*box
 	procs    map[string]*proc
 	recent   []string // ids of ended ones in procs, oldest first
-	inUse    int      // calls that count as activity and have not returned
+	codes    map[string]*codeContext
+	inUse    int // calls that count as activity and have not returned
 	lifetime clock.Timer
 	idle     clock.Timer
 	// up lasts while it is running; down ends it.

@@ -153,6 +153,9 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	m.readOOM(b) // where counting begins
 	m.take(b)
 	running, err := m.takeUpProcesses(ctx, b, infos)
+	if err == nil {
+		err = m.takeUpContexts(ctx, b)
+	}
 	if err != nil {
 		m.forget(b)
 		return 0, err

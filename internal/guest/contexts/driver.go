@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -136,8 +137,9 @@ type pipe struct {
 	kind guestwire.ItemKind
 
 	// mu is held while bytes are on their way from the pipe into a log, so that they stay in order.
-	mu  sync.Mutex
-	buf []byte
+	mu    sync.Mutex
+	buf   []byte
+	carry []byte // the first bytes of a character whose others have not come yet
 }
 
 // pump takes what comes until every writer has closed the pipe.
@@ -165,8 +167,9 @@ func (r *running) take(p *pipe, fd uintptr) (int, error) {
 	if p.buf == nil {
 		p.buf = make([]byte, chunkSize)
 	}
+	had := copy(p.buf, p.carry)
 	for {
-		n, err := unix.Read(int(fd), p.buf)
+		n, err := unix.Read(int(fd), p.buf[had:])
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -174,11 +177,35 @@ func (r *running) take(p *pipe, fd uintptr) (int, error) {
 			p.buf = nil // a silent pipe holds nothing
 			return 0, err
 		case err != nil || n <= 0:
+			r.flushLocked(p)
 			return 0, err
 		}
-		r.c.said(r, p.kind, p.buf[:n])
+		text := p.buf[:had+n]
+		whole := len(text) - unfinished(text)
+		p.carry = append(p.carry[:0], text[whole:]...)
+		r.c.said(r, p.kind, text[:whole])
 		return n, nil
 	}
+}
+
+// flushLocked gives up waiting for the rest of a character.
+func (r *running) flushLocked(p *pipe) {
+	r.c.said(r, p.kind, p.carry)
+	p.carry = p.carry[:0]
+}
+
+// unfinished returns how many bytes at the end of b begin a character of UTF-8 that is not complete, so
+// that no item ends within one.
+func unfinished(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if c := b[len(b)-n]; utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
+				return n
+			}
+			return 0
+		}
+	}
+	return 0
 }
 
 // drain takes what is in a pipe now, and not what comes meanwhile without end.
@@ -197,6 +224,9 @@ func (r *running) drain(p *pipe) {
 			taken += n
 		}
 	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.flushLocked(p)
 }
 
 // listen takes the driver's lines.

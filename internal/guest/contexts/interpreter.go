@@ -228,6 +228,9 @@ func (c *interpreter) executing(d *running) *run {
 
 // said takes what a driver printed.
 func (c *interpreter) said(d *running, kind guestwire.ItemKind, data []byte) {
+	if len(data) == 0 {
+		return
+	}
 	if r := c.executing(d); r != nil && r.log.append(kind, data) {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"syscall"
 
 	"casemate.dev/internal/errs"
@@ -64,6 +65,9 @@ func decode[T any](call guestwire.Call) (T, error) {
 }
 
 func (m *machine) answer(c *guestwire.Conn, call guestwire.Call) error {
+	if strings.HasPrefix(string(call.Method), "context.") {
+		return m.answerContext(c, call)
+	}
 	switch call.Method {
 	case guestwire.MethodClaim:
 		return reply(c, call, func(r guestwire.Claim) (any, error) { return nil, m.take(r) })

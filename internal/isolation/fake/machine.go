@@ -39,6 +39,8 @@ type machine struct {
 	memory    int64
 	peak      int64
 	oomKills  int64
+
+	codes interpreters // with a lock of their own
 }
 
 func newMachine(s isolation.Spec, serial int, a isolation.Applied) *machine {

@@ -1,0 +1,109 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/journal"
+)
+
+// takeUpContexts learns of the contexts that a guest has kept while no server was there. They live in
+// the guest alone; what the journal says to be open and is not any more gets its end recorded.
+func (m *Manager) takeUpContexts(ctx context.Context, b *box) error {
+	lctx, cancel := m.prompt(ctx)
+	defer cancel()
+	infos, err := b.guest.Contexts(lctx)
+	if errs.Is(err, errs.Unsupported) {
+		return nil // a guest from before there were contexts
+	}
+	if err != nil || len(infos) == 0 {
+		return cause(lctx, err)
+	}
+	open, err := m.openRuns(ctx, b.id)
+	if err != nil {
+		return err
+	}
+	for _, info := range infos {
+		if contextID(info.ID) {
+			m.takeUpContext(ctx, b, believedContext(info), open)
+		}
+	}
+	return nil
+}
+
+func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.ContextInfo, open map[[2]string]bool) {
+	c := &codeContext{id: info.ID, box: b, info: info, started: make(chan struct{}), runs: make(map[string]*codeRun)}
+	close(c.started)
+	if scope, err := b.inst.OpenScope(scopePrefix + c.id); err == nil {
+		c.scope = scope
+	}
+	b.mu.Lock()
+	if b.codes == nil {
+		b.codes = make(map[string]*codeContext)
+	}
+	b.codes[c.id] = c
+	b.mu.Unlock()
+	rctx, cancel := m.prompt(ctx)
+	defer cancel()
+	runs, err := b.guest.ContextRuns(rctx, c.id)
+	if err != nil {
+		m.log.Warn("cannot learn of the runs of a context", "sandbox", b.id, "context", c.id, "error", err)
+	}
+	for _, info := range runs {
+		if !runID(info.ID) {
+			continue
+		}
+		r, _ := c.enterRun(Principal{ID: "server"}, info.ID)
+		name := [2]string{c.id, info.ID}
+		switch {
+		case info.End == RunNone:
+			r.told(info)
+			m.watchRun(r)
+		case open[name]:
+			m.runEnded(r, info)
+		default: // its end is recorded
+			r.once.Do(func() {
+				b.mu.Lock()
+				r.info = believedRun(info)
+				b.mu.Unlock()
+				close(r.ended)
+			})
+		}
+	}
+	if info.State != guestwire.ContextEnded {
+		m.background(func() { m.watchContext(c, info.Starts) })
+		return
+	}
+	m.contextEnded(c, info.Starts, info)
+}
+
+// openRuns returns the runs, by context and id, whose start is recorded and whose end is not.
+func (m *Manager) openRuns(ctx context.Context, sandboxID string) (map[[2]string]bool, error) {
+	open := make(map[[2]string]bool)
+	const page = 1000
+	for after := uint64(0); ; {
+		events, err := m.journal.Events(ctx, sandboxID, after, page)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range events {
+			after = e.Seq
+			if e.Type != journal.RunStarted && e.Type != journal.RunEnded {
+				continue
+			}
+			var f runEndFacts
+			if json.Unmarshal(e.Facts[journal.Server], &f) == nil {
+				if name := [2]string{f.Context, f.Run}; e.Type == journal.RunStarted {
+					open[name] = true
+				} else {
+					delete(open, name)
+				}
+			}
+		}
+		if len(events) < page {
+			return open, nil
+		}
+	}
+}

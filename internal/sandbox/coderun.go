@@ -1,0 +1,625 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"casemate.dev/internal/codecontext/drivers"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/store"
+)
+
+// codeRun is one run that this server has to do with.
+type codeRun struct {
+	id    string
+	c     *codeContext
+	actor string
+	ended chan struct{} // closed once its end is recorded
+	once  sync.Once
+
+	// What follows is guarded by box.mu.
+	info    guestwire.RunInfo
+	watched bool
+}
+
+// keepRuns is how many runs of a context are kept; the guest keeps about as many.
+const keepRuns = 64
+
+// RunCode runs code, sends what it says to sink and returns the run once it has ended and its end is
+// recorded. If ctx ends or sink fails before that, the run goes on, and CodeItems follows it from any
+// item. Running an id that exists in the context follows that run from its beginning. Kinds:
+// InvalidArgument, NotFound (sandbox, context, language not installed), FailedPrecondition (the
+// context's interpreter has ended: restart it), ResourceExhausted (runs that wait, contexts), Conflict
+// (idempotency key), Unavailable (the guest was lost).
+func (m *Manager) RunCode(ctx context.Context, p Principal, ref string, s CodeSpec, key string, sink CodeSink) (CodeRun, error) {
+	if err := checkCode(&s); err != nil {
+		return CodeRun{}, err
+	}
+	if err := checkKey(key); err != nil {
+		return CodeRun{}, err
+	}
+	b, err := m.use(ctx, p, ref)
+	if err != nil {
+		return CodeRun{}, err
+	}
+	defer m.done(b)
+	c, err := m.contextFor(ctx, p, b, s)
+	if err != nil {
+		return CodeRun{}, err
+	}
+	if key != "" {
+		return m.runCodeOnce(ctx, p, c, s, key, sink)
+	}
+	s.ID = or(s.ID, id.New(id.Run))
+	return m.runCode(ctx, p, c, s, sink)
+}
+
+func checkCode(s *CodeSpec) error {
+	var c checker
+	c.that(s.ID == "" || runID(s.ID), "use letters, digits, - and _, at most 64", "run id %s is malformed", quote(s.ID))
+	c.that(s.Context == "" || contextID(s.Context), "use letters, digits, - and _, at most 48", "context id %s is malformed", quote(s.Context))
+	c.that(len(s.Code) <= guestwire.MaxCode, "write data to a file instead", "code has %d bytes, limit %d", len(s.Code), guestwire.MaxCode)
+	c.that(utf8.ValidString(s.Code), "", "code is not UTF-8")
+	c.env(s.Env)
+	c.that(s.Timeout >= 0 && s.Timeout <= maxExecution, "use 0 for no limit", "timeout is %s", s.Timeout)
+	c.that(s.Timeout == 0 || s.Timeout >= time.Millisecond, "use 1ms or more", "timeout is %s", s.Timeout)
+	c.that(s.Grace >= 0 && s.Grace <= time.Hour, "", "grace is %s", s.Grace)
+	c.that(s.Buffer >= 0, "", "buffer is %d", s.Buffer)
+	return c.err
+}
+
+// contextFor returns the context that a run is for. The language's own one is created where it is not
+// there yet.
+func (m *Manager) contextFor(ctx context.Context, p Principal, b *box, s CodeSpec) (*codeContext, error) {
+	if s.Context == "" {
+		d, err := drivers.Find(or(s.Language, defaultLanguage))
+		if err != nil {
+			return nil, err
+		}
+		c, _, err := m.createContext(ctx, p, b, CodeContextSpec{ID: d.Language, Language: d.Language}, d)
+		return c, err
+	}
+	c, err := m.context(ctx, b, s.Context)
+	if err != nil || s.Language == "" {
+		return c, err
+	}
+	d, err := drivers.Find(s.Language)
+	if err != nil {
+		return nil, err
+	}
+	if has := c.snapshot().Language; has != d.Language {
+		return nil, invalid("context %s speaks %s, not %s", s.Context, has, d.Language).WithHint("leave one of the two out")
+	}
+	return c, nil
+}
+
+// defaultLanguage is what code is in where nobody says.
+const defaultLanguage = "python"
+
+// enterRun makes the entry of a run, or finds the one of that id.
+func (c *codeContext) enterRun(p Principal, runID string) (r *codeRun, fresh bool) {
+	c.box.mu.Lock()
+	defer c.box.mu.Unlock()
+	if r := c.runs[runID]; r != nil {
+		return r, false
+	}
+	r = &codeRun{id: runID, c: c, actor: p.ID, ended: make(chan struct{}), info: guestwire.RunInfo{ID: runID, Context: c.id}}
+	c.runs[runID] = r
+	c.order = append(c.order, r)
+	for i := 0; len(c.order) > keepRuns+guestwire.MaxQueued && i < len(c.order); {
+		if old := c.order[i]; old.info.End != RunNone {
+			delete(c.runs, old.id)
+			c.order = slices.Delete(c.order, i, i+1)
+			continue
+		}
+		i++
+	}
+	return r, true
+}
+
+func (c *codeContext) leaveRun(r *codeRun) {
+	c.box.mu.Lock()
+	defer c.box.mu.Unlock()
+	if c.runs[r.id] == r {
+		delete(c.runs, r.id)
+		if i := slices.Index(c.order, r); i >= 0 {
+			c.order = slices.Delete(c.order, i, i+1)
+		}
+	}
+}
+
+// runCode is the short way: hand-over, items and end on one connection to the guest.
+func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s CodeSpec, sink CodeSink, with ...store.Write) (CodeRun, error) {
+	r, fresh := c.enterRun(p, s.ID)
+	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
+	info, stream, err := c.box.guest.RunCode(rctx, guestwire.RunCode{
+		ID: s.ID, Context: c.id, Env: s.Env, TimeoutMS: s.Timeout.Milliseconds(), GraceMS: s.Grace.Milliseconds(), Buffer: s.Buffer,
+		Items: guestwire.ItemsRequest{Context: c.id, Run: s.ID, Follow: sink != nil, Hold: s.Hold},
+	}, s.Code, nil)
+	if !late.Stop() && err != nil {
+		err = errs.Wrap(err, errs.DeadlineExceeded, "the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect)
+	}
+	if err != nil {
+		if fresh && refusal(err) {
+			c.leaveRun(r)
+		} else if fresh {
+			m.watchRun(r)
+		}
+		return CodeRun{}, err
+	}
+	defer stream.Close()
+	if fresh && !info.Attached {
+		m.recordRun(r, s, with)
+	}
+	out := r.told(info)
+	if sink == nil {
+		m.watchRun(r)
+		return out, nil
+	}
+	defer context.AfterFunc(ctx, cancel)()
+	watcher := time.AfterFunc(watchAfter, func() { m.watchRun(r) })
+	err = sink.Started(out)
+	if err != nil {
+		err = &sinkError{err}
+	} else {
+		err = pumpItems(stream, sink)
+	}
+	if err == nil && stream.Info().End != RunNone {
+		watcher.Stop()
+		return m.runEnded(r, stream.Info()), nil
+	}
+	m.watchRun(r)
+	if err == nil {
+		return r.snapshot(), errs.New(errs.Internal, "the guest ended the items of a run that goes on")
+	}
+	return m.runCutShort(ctx, r, err)
+}
+
+// runCodeOnce runs code once for its key, and follows it.
+func (m *Manager) runCodeOnce(ctx context.Context, p Principal, c *codeContext, s CodeSpec, key string, sink CodeSink) (CodeRun, error) {
+	asked := []any{s, c.id}
+	s.ID = or(s.ID, id.New(id.Run))
+	answer, err := m.once.do(ctx, m, request{
+		principal: p.ID, scope: "code:" + c.box.id + ":" + c.id, key: key, body: asked,
+		stale: func(context.Context, string) (bool, error) { return false, nil },
+		run: func(ctx context.Context, remember func(string) store.Write) (string, error) {
+			_, err := m.runCode(ctx, p, c, s, nil, remember(s.ID))
+			return s.ID, err
+		},
+	})
+	if err != nil {
+		return CodeRun{}, err
+	}
+	r, err := c.run(answer)
+	if err != nil {
+		return CodeRun{}, err
+	}
+	if err := sink.Started(r.snapshot()); err != nil {
+		return r.snapshot(), err
+	}
+	return m.codeItems(ctx, r, CodeItemsOptions{Follow: true, Hold: s.Hold}, sink)
+}
+
+// run returns a run that is kept.
+func (c *codeContext) run(runID string) (*codeRun, error) {
+	c.box.mu.Lock()
+	defer c.box.mu.Unlock()
+	if r := c.runs[runID]; r != nil {
+		return r, nil
+	}
+	return nil, errs.New(errs.NotFound, "no run %s in context %s, or it is not kept any more", quote(runID), c.id)
+}
+
+func (r *codeRun) snapshot() CodeRun {
+	r.c.box.mu.Lock()
+	defer r.c.box.mu.Unlock()
+	return r.snapshotLocked()
+}
+
+func (r *codeRun) snapshotLocked() CodeRun {
+	i := r.info
+	return CodeRun{
+		ID: r.id, ContextID: r.c.id, SandboxID: r.c.box.id, Attached: i.Attached,
+		QueuedAt: timeOf(i.Queued), BeganAt: timeOf(i.Began), EndedAt: timeOf(i.Ended),
+		End: i.End, Count: i.Count, Items: i.Items, Dropped: i.Dropped, ErrorName: i.Name, ErrorValue: i.Value,
+		Driver: i.Driver, Code: i.Code, Signal: i.Signal,
+	}
+}
+
+// told takes what the guest says of a run that has not ended, and returns the run.
+func (r *codeRun) told(i guestwire.RunInfo) CodeRun {
+	i = believedRun(i)
+	r.c.box.mu.Lock()
+	defer r.c.box.mu.Unlock()
+	if r.info.End == RunNone && i.End == RunNone {
+		attached := i.Attached
+		i.Attached = false
+		i.ID, i.Context = r.id, r.c.id
+		r.info = i
+		out := r.snapshotLocked()
+		out.Attached = attached
+		return out
+	}
+	return r.snapshotLocked()
+}
+
+// believedRun bounds what a guest says of a run.
+func believedRun(i guestwire.RunInfo) guestwire.RunInfo {
+	i.Name, i.Value = cut(i.Name), cut(i.Value)
+	switch i.End {
+	case RunNone, RunCompleted, RunFailed, RunInterrupted, RunTimedOut, RunCanceled, RunDriverEnded, RunStopped, RunUnknown:
+	default:
+		i.End = RunUnknown
+	}
+	if i.Driver != "" {
+		i.Driver = believedExit(i.Driver, i.Signal)
+	}
+	i.Items, i.Dropped, i.Count = max(i.Items, 0), max(i.Dropped, 0), max(i.Count, 0)
+	return i
+}
+
+// pumpItems sends a stream's items to sink until the guest has said all.
+func pumpItems(stream *guestwire.ItemStream, sink CodeSink) error {
+	for {
+		item, err := stream.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if item.Kind == 0 {
+			err = sink.Gap(Gap{From: item.Number, To: item.Next()})
+		} else {
+			err = sink.Item(itemOf(item))
+		}
+		if err != nil {
+			return &sinkError{err}
+		}
+	}
+}
+
+// itemOf reads an item. A line that is not what it should be becomes an error item: the code can write
+// what it likes.
+func itemOf(i guestwire.RunItem) CodeItem {
+	out := CodeItem{Kind: i.Kind, Number: i.Number}
+	switch i.Kind {
+	case ItemStdout, ItemStderr:
+		out.Text = i.Data
+		return out
+	case ItemResult:
+		if r, ok := readLine[CodeResult](i.Data); ok && len(r.Data) > 0 && len(r.Data) <= maxTypes {
+			out.Result = r
+			return out
+		}
+	case ItemError:
+		if e, ok := readLine[CodeError](i.Data); ok {
+			out.Error = e
+			return out
+		}
+	}
+	out.Kind = ItemError
+	out.Error = &CodeError{Name: "MalformedResult", Value: "the interpreter sent a result that is malformed"}
+	return out
+}
+
+const (
+	// maxTypes bounds the MIME types of one result.
+	maxTypes = 64
+	// maxNested bounds how deep the JSON of a result may nest.
+	maxNested = 256
+)
+
+// readLine decodes a driver's line.
+func readLine[T any](line []byte) (*T, bool) {
+	if !utf8.Valid(line) || nested(line) > maxNested {
+		return nil, false
+	}
+	v := new(T)
+	return v, json.Unmarshal(line, v) == nil
+}
+
+// nested returns how deep arrays and objects nest, counting brackets outside strings.
+func nested(b []byte) int {
+	deepest, now, inString := 0, 0, false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{' || c == '[':
+			now++
+			deepest = max(deepest, now)
+		case c == '}' || c == ']':
+			now--
+		}
+	}
+	return deepest
+}
+
+// watchRun waits for a run's end in the background. A second call has no effect.
+func (m *Manager) watchRun(r *codeRun) {
+	b := r.c.box
+	b.mu.Lock()
+	skip := r.watched || r.info.End != RunNone
+	r.watched = true
+	b.mu.Unlock()
+	if !skip {
+		m.background(func() { m.awaitRun(r) })
+	}
+}
+
+func (m *Manager) awaitRun(r *codeRun) {
+	b := r.c.box
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		info, err := b.guest.WaitRun(m.ctx, guestwire.RunRef{Context: r.c.id, Run: r.id})
+		switch {
+		case err == nil && info.End != RunNone:
+			m.runEnded(r, info)
+			return
+		case errs.Is(err, errs.NotFound):
+			m.runEnded(r, guestwire.RunInfo{End: RunUnknown})
+			return
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-r.ended:
+			t.Stop()
+			return
+		case <-m.ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+// runEnded records the end of a run and returns the run with it. It happens once; others who call it
+// wait for that.
+func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo) CodeRun {
+	r.once.Do(func() {
+		info = believedRun(info)
+		info.ID, info.Context, info.Attached = r.id, r.c.id, false
+		if info.End == RunNone {
+			info.End = RunUnknown
+		}
+		if info.Driver == EndSignaled && info.Signal == 9 {
+			info.Driver = m.driverEnd(r.c, info.Driver)
+		}
+		m.recordRunEnd(r, info)
+		b := r.c.box
+		b.mu.Lock()
+		r.info = info
+		b.mu.Unlock()
+		close(r.ended)
+	})
+	<-r.ended
+	return r.snapshot()
+}
+
+// driverEnd finds out whether an interpreter that was killed ran out of memory. What the context's end
+// recorded holds, since the kernel's count is read once.
+func (m *Manager) driverEnd(c *codeContext, said End) End {
+	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	defer cancel()
+	if err := m.refreshContexts(ctx, c.box); err != nil {
+		return said
+	}
+	c.box.mu.Lock()
+	info := c.info
+	c.box.mu.Unlock()
+	if end := m.contextEnded(c, info.Starts, info); end == EndOOMKilled {
+		return end
+	}
+	return said
+}
+
+// endRuns records the end of every open run of a context that is gone.
+func (m *Manager) endRuns(c *codeContext, end RunEnd) {
+	c.box.mu.Lock()
+	open := slices.Clone(c.order)
+	c.box.mu.Unlock()
+	for _, r := range open {
+		m.runEnded(r, guestwire.RunInfo{End: end})
+	}
+}
+
+// endContexts records the end of every context whose sandbox is gone.
+func (m *Manager) endContexts(b *box) {
+	b.mu.Lock()
+	all := slices.Collect(maps.Values(b.codes))
+	b.mu.Unlock()
+	for _, c := range all {
+		m.endRuns(c, RunStopped)
+		c.drop()
+	}
+}
+
+// runCutShort decides what a broken stream means, as cutShort does for processes.
+func (m *Manager) runCutShort(ctx context.Context, r *codeRun, err error) (CodeRun, error) {
+	var sink *sinkError
+	if errors.As(err, &sink) {
+		return r.snapshot(), sink.err
+	}
+	if ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
+		return r.snapshot(), cause(ctx, err)
+	}
+	select {
+	case <-r.c.box.inst.Done():
+	case <-r.ended:
+	default:
+		return r.snapshot(), err
+	}
+	select {
+	case <-r.ended:
+		return r.snapshot(), nil
+	case <-ctx.Done():
+		return r.snapshot(), ctx.Err()
+	case <-m.ctx.Done():
+		return r.snapshot(), shuttingDown()
+	}
+}
+
+// CodeItems sends what a run said, from an item on, to sink, and returns the run as it is then. With
+// Follow that is after its end, which is recorded by then.
+func (m *Manager) CodeItems(ctx context.Context, p Principal, ref, contextID, runID string, o CodeItemsOptions, sink CodeSink) (CodeRun, error) {
+	if o.Offset < 0 {
+		return CodeRun{}, invalid("offset can't be negative")
+	}
+	b, err := m.useIn(ctx, p, ref, true)
+	if err != nil {
+		return CodeRun{}, err
+	}
+	defer m.done(b)
+	r, err := m.findRun(ctx, b, contextID, runID)
+	if err != nil {
+		return CodeRun{}, err
+	}
+	return m.codeItems(ctx, r, o, sink)
+}
+
+func (m *Manager) findRun(ctx context.Context, b *box, contextID, runID string) (*codeRun, error) {
+	c, err := m.context(ctx, b, contextID)
+	if err != nil {
+		return nil, err
+	}
+	return c.run(runID)
+}
+
+func (m *Manager) codeItems(ctx context.Context, r *codeRun, o CodeItemsOptions, sink CodeSink) (CodeRun, error) {
+	stream, err := r.c.box.guest.Items(ctx, guestwire.ItemsRequest{
+		Context: r.c.id, Run: r.id, Offset: o.Offset, Follow: o.Follow, Hold: o.Hold,
+	})
+	if err != nil {
+		return m.runCutShort(ctx, r, err)
+	}
+	defer stream.Close()
+	if err := pumpItems(stream, sink); err != nil {
+		return m.runCutShort(ctx, r, err)
+	}
+	if info := stream.Info(); info.End != RunNone {
+		return m.runEnded(r, info), nil
+	}
+	return r.told(stream.Info()), nil
+}
+
+// GetRun returns one run of a context.
+func (m *Manager) GetRun(ctx context.Context, p Principal, ref, contextID, runID string) (CodeRun, error) {
+	return m.CodeItems(ctx, p, ref, contextID, runID, CodeItemsOptions{Offset: 1<<62 - 1}, deafSink{})
+}
+
+// deafSink hears nothing.
+type deafSink struct{}
+
+// Started implements CodeSink.
+func (deafSink) Started(CodeRun) error { return nil }
+
+// Item implements CodeSink.
+func (deafSink) Item(CodeItem) error { return nil }
+
+// Gap implements CodeSink.
+func (deafSink) Gap(Gap) error { return nil }
+
+// ListRuns returns the runs of a context that are kept, the oldest first.
+func (m *Manager) ListRuns(ctx context.Context, p Principal, ref, contextID string) ([]CodeRun, error) {
+	b, err := m.useIn(ctx, p, ref, true)
+	if err != nil {
+		return nil, err
+	}
+	defer m.done(b)
+	c, err := m.context(ctx, b, contextID)
+	if err != nil {
+		return nil, err
+	}
+	gctx, cancel := m.prompt(ctx)
+	defer cancel()
+	infos, err := b.guest.ContextRuns(gctx, c.id)
+	if err != nil {
+		return nil, cause(gctx, err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, i := range infos {
+		if r := c.runs[i.ID]; r != nil && r.info.End == RunNone && i.End == RunNone {
+			r.info = believedRun(i)
+		}
+	}
+	all := make([]CodeRun, 0, len(c.order))
+	for _, r := range c.order {
+		all = append(all, r.snapshotLocked())
+	}
+	return all, nil
+}
+
+// InterruptContext interrupts what a context executes, or with runID that run, also where it waits. It
+// returns the run that it hit, "" for none. The run's end says what came of it.
+func (m *Manager) InterruptContext(ctx context.Context, p Principal, ref, contextID, runID string) (string, error) {
+	b, err := m.use(ctx, p, ref)
+	if err != nil {
+		return "", err
+	}
+	defer m.done(b)
+	c, err := m.context(ctx, b, contextID)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := m.prompt(ctx)
+	defer cancel()
+	hit, err := b.guest.Interrupt(ctx, guestwire.RunRef{Context: c.id, Run: runID})
+	if err == nil && hit.Run != "" && !processID(hit.Run) {
+		hit.Run = ""
+	}
+	return hit.Run, cause(ctx, err)
+}
+
+// names returns the names of variables in order.
+func names(env map[string]string) []string { return slices.Sorted(maps.Keys(env)) }
+
+// recordRun records that a run was handed to the guest.
+func (m *Manager) recordRun(r *codeRun, s CodeSpec, with []store.Write) {
+	hash, salt := saltedHash(s.Code)
+	e := event(journal.RunStarted, r.actor, runFacts{
+		Context: r.c.id, Run: r.id, Language: r.c.snapshot().Language, CodeBytes: int64(len(s.Code)), CodeSHA256: hash, CodeSalt: salt,
+		Env: names(s.Env), TimeoutMS: s.Timeout.Milliseconds(),
+	})
+	e.Sandbox = r.c.box.id
+	if len(with) == 0 {
+		m.journal.Post(e)
+	} else if _, err := m.journal.Record(m.ctx, e, with...); err != nil {
+		m.log.Error("cannot record a run", "sandbox", e.Sandbox, "run", r.id, "error", err)
+	}
+}
+
+// recordRunEnd records how a run ended. No answer tells of an end before it is recorded.
+func (m *Manager) recordRunEnd(r *codeRun, i guestwire.RunInfo) {
+	facts := runEndFacts{Context: r.c.id, Run: r.id}
+	if i.End == RunStopped || i.End == RunUnknown || i.Driver == EndOOMKilled {
+		facts.End, facts.Driver = i.End, i.Driver
+	}
+	e := event(journal.RunEnded, r.actor, facts)
+	if i.End != RunStopped && i.End != RunUnknown {
+		e = e.With(journal.Guest, runSaidFacts{
+			End: i.End, Count: i.Count, Items: i.Items, Dropped: i.Dropped, Error: strings.TrimSpace(i.Name),
+			DurationMS: max(i.Ended-i.Began, 0) / int64(time.Millisecond), Driver: i.Driver, Code: i.Code, Signal: i.Signal,
+		})
+	}
+	e.Sandbox = r.c.box.id
+	if _, err := m.journal.Record(m.ctx, e); err != nil {
+		m.log.Error("cannot record the end of a run", "sandbox", e.Sandbox, "run", r.id, "error", err)
+	}
+}
