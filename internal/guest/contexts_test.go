@@ -32,7 +32,7 @@ type said struct {
 // driver is the driver of these tests, as small as one can be.
 func driver(t testing.TB) string {
 	t.Helper()
-	b, err := os.ReadFile("../codecontext/drivers/python.py")
+	b, err := os.ReadFile("testdata/driver.py")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,12 +145,8 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	ctx, cancel := context.WithTimeoutCause(ctx, limit+startSlack, errs.New(errs.DeadlineExceeded,
 		"the guest did not answer within %s", limit+startSlack))
 	defer cancel()
-	env := map[string]string{"CASEMATE_LANGUAGE": d.Language}
-	for k, v := range s.Env {
-		env[k] = v
-	}
 	info, err := b.guest.CreateContext(ctx, guestwire.CreateContext{
-		ID: c.id, Language: d.Language, Argv: d.Argv, Env: env, Dir: s.Dir, User: s.User,
+		ID: c.id, Language: d.Language, Argv: d.Argv, Env: s.Env, Dir: s.Dir, User: s.User,
 		Driver: string(d.Source), StartMS: limit.Milliseconds(), Scope: scope.Layout(),
 	}, scope.Files())
 	if err != nil {
