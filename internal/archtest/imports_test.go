@@ -19,7 +19,7 @@ var layers = [...][]string{
 	{"bench/", "internal/selftest/"},
 	{"client/"},
 	{"proto/"},
-	{"internal/policy/"},
+	{"internal/policy/", "internal/usage/"},
 	{"internal/job/"},
 	{"internal/agent/"},
 	{"internal/template/"},

@@ -36,7 +36,7 @@ func (a *API) Claims(r *http.Request) bool {
 	if r.Header.Get(headerSandbox) != "" {
 		return true
 	}
-	if _, ok := a.byHost(r.Host); ok {
+	if _, ok, err := a.byHost(r.Host); ok || err != nil {
 		return true
 	}
 	path := r.URL.Path
@@ -54,8 +54,8 @@ func (a *API) Claims(r *http.Request) bool {
 // destination finds what a request names; ok is false where it names no sandbox. A host name wins
 // over headers: a page inside a sandbox can't send its visitors' requests elsewhere.
 func (a *API) destination(r *http.Request) (to destination, ok bool, err error) {
-	if to, ok = a.byHost(r.Host); ok {
-		return to, true, nil
+	if to, ok, err = a.byHost(r.Host); ok || err != nil {
+		return to, ok, err
 	}
 	name := r.Header.Get(headerSandbox)
 	if name == "" {
@@ -74,18 +74,24 @@ func (a *API) destination(r *http.Request) (to destination, ok bool, err error) 
 }
 
 // byHost reads <port>-<id>.<domain>. Names below localhost are always taken, since they lead to the
-// machine itself wherever they are asked for (RFC 6761).
-func (a *API) byHost(host string) (destination, bool) {
+// machine itself wherever they are asked for (RFC 6761). Besides sandboxes' ports, the names api and
+// sandbox below the domain stand for the server: SDKs that are given nothing but a domain make them.
+// Others that are no sandbox's are an error.
+func (a *API) byHost(host string) (to destination, ok bool, err error) {
 	label, rest, ok := strings.Cut(strings.ToLower(hostname(host)), ".")
-	if !ok || rest != "localhost" && (a.cfg.Domain == "" || rest != strings.ToLower(hostname(a.cfg.Domain))) {
-		return destination{}, false
+	own := a.cfg.Domain != "" && rest == strings.ToLower(hostname(a.cfg.Domain))
+	if !ok || !own && rest != "localhost" {
+		return destination{}, false, nil
 	}
 	digits, name, ok := strings.Cut(label, "-")
-	port, err := strconv.ParseUint(digits, 10, 16)
-	if !ok || err != nil || port == 0 || !wellFormed(sandboxID(name)) {
-		return destination{}, false
+	port, perr := strconv.ParseUint(digits, 10, 16)
+	switch {
+	case ok && perr == nil && port > 0 && wellFormed(sandboxID(name)):
+		return destination{sandbox: sandboxID(name), port: int(port), byHost: true}, true, nil
+	case own && label != "api" && label != "sandbox":
+		return destination{}, false, errs.New(errs.InvalidArgument, "Invalid host: it must be <port>-<sandbox id>.%s", a.cfg.Domain)
 	}
-	return destination{sandbox: sandboxID(name), port: int(port), byHost: true}, true
+	return destination{}, false, nil
 }
 
 func hostname(host string) string {

@@ -3,8 +3,10 @@ package e2b
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"time"
 
@@ -146,9 +148,34 @@ func (c call) decode(v any) error {
 		return nil
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return fail(http.StatusBadRequest, "Error when parsing request: %s", err.Error())
+		return fail(http.StatusBadRequest, "Error when parsing request: %s", jsonFault(err))
 	}
 	return nil
+}
+
+// jsonFault says what is wrong with a body in the caller's words.
+func jsonFault(err error) string {
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case !errors.As(err, &wrong):
+		return err.Error()
+	case wrong.Field == "":
+		return "the body must be an object, not " + wrong.Value
+	}
+	return fmt.Sprintf("%s must be of type %s, not %s", wrong.Field, jsonType(wrong.Type.Kind()), wrong.Value)
+}
+
+// jsonType is JSON's word for a Go type.
+func jsonType(k reflect.Kind) string {
+	switch k {
+	case reflect.Int, reflect.Int64:
+		return "integer"
+	case reflect.Bool, reflect.String:
+		return k.String()
+	case reflect.Slice:
+		return "array"
+	}
+	return "object"
 }
 
 // json answers with v.

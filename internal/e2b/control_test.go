@@ -76,7 +76,11 @@ func TestCreateRefuses(t *testing.T) {
 		`{"templateID":"base:v9"}`:                      "404 tag 'v9' does not exist for template 'base'",
 		`{"templateID":"host:v9"}`:                      "404 tag 'v9' does not exist for template 'host'",
 		`{`:                                             "400 Error when parsing request",
-		`{"templateID":"base","autoPauseMemory":false}`: "400 only applies when autoPause is true",
+		`{}`:                                            "400 templateID is missing",
+		`[]`:                                            "400 the body must be an object, not array",
+		`{"templateID":5}`:                              "400 templateID must be of type string, not number",
+		`{"templateID":"x","timeout":""}`:               "400 timeout must be of type integer, not string",
+		`{"templateID":"base","autoPauseMemory":false}`:                                                "400 only applies when autoPause is true",
 		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`: "400 cannot be combined with autoResume",
 		`{"templateID":"base","autoPause":true,"autoPauseMemory":false}`:                               "501 not support",
 		`{"templateID":"base","iam":{"tokens":{"a":{}}}}`:                                              "501 iam",
@@ -232,7 +236,8 @@ func TestConnectNeverShortens(t *testing.T) {
 	if got := h.detail(s.SandboxID).EndAt; !got.Before(before) {
 		t.Errorf("setTimeout may shorten: %v", got)
 	}
-	h.refused(h.call("POST", "/sandboxes/"+s.SandboxID+"/timeout", `{}`), 400, "Timeout must be")
+	h.refused(h.call("POST", "/sandboxes/"+s.SandboxID+"/timeout", `{}`), 400, "timeout is missing")
+	h.refused(h.call("POST", "/sandboxes/"+s.SandboxID+"/timeout", `{"timeout":-1}`), 400, "Timeout must not be negative")
 }
 
 func TestPauseAndResume(t *testing.T) {
@@ -385,6 +390,28 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	h.refused(h.call("GET", path+"?start=x", ""), 400, "Unix time")
+	h.refused(h.call("GET", path+"?start=20&end=10", ""), 400, "start must not be after end")
+	// With a history, each sample tells what the processors did since the one before.
+	h.usage.Look(t.Context())
+	if _, err := h.manager.Execute(t.Context(), server(), s.SandboxID, sandbox.ProcessSpec{Argv: []string{"true"}}, sandbox.RunOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.usage.Look(t.Context())
+	h.call("GET", path, "").into(t, &m)
+	if len(m) != 2 || m[1].Timestamp.Before(m[0].Timestamp) || m[0].MemTotal != 1<<30 || m[1].CPUUsedPct <= 0 || m[1].CPUUsedPct > 100 {
+		t.Errorf("history %+v", m)
+	}
+	for query, want := range map[string]int{
+		fmt.Sprintf("?start=%d&end=%d", m[0].TimestampUnix, m[1].TimestampUnix): 2,
+		fmt.Sprintf("?start=%d&end=%d", now-3600, now-1800):                     0,
+		fmt.Sprintf("?end=%d", now-60):                                          0,
+	} {
+		var part []metricJSON
+		h.call("GET", path+query, "").into(t, &part)
+		if len(part) != want {
+			t.Errorf("%s: %d samples, want %d", query, len(part), want)
+		}
+	}
 	var many struct{ Sandboxes map[string]metricJSON }
 	h.call("GET", "/sandboxes/metrics?sandbox_ids="+s.SandboxID+",iunknown", "").into(t, &many)
 	if len(many.Sandboxes) != 1 || many.Sandboxes[s.SandboxID].MemTotal == 0 {
@@ -429,7 +456,7 @@ func TestLogs(t *testing.T) {
 	if a := h.call("GET", "/sandboxes/"+s.SandboxID+"/logs?limit=2", ""); strings.Count(a.body, `"line":`) != 2 || !strings.Contains(a.body, `"logEntries":[`) {
 		t.Errorf("version 1: %s", a.body)
 	}
-	for _, bad := range []string{"?direction=up", "?limit=-1", "?cursor=x"} {
+	for _, bad := range []string{"?direction=up", "?limit=-1", "?cursor=x", "?level=loud"} {
 		h.refused(h.call("GET", "/v2/sandboxes/"+s.SandboxID+"/logs"+bad, ""), 400, "Error when parsing request")
 	}
 }

@@ -69,6 +69,9 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	if err != nil {
 		return err
 	}
+	if req.TemplateID == "" {
+		return fail(http.StatusBadRequest, "Error when parsing request: templateID is missing")
+	}
 	if err := req.check(); err != nil {
 		return err
 	}
@@ -130,7 +133,10 @@ func environment(asked map[string]string, sandboxID, template string) map[string
 
 // lifetime turns a timeout into a duration; it must be least at least.
 func lifetime(seconds, least int64) (time.Duration, error) {
-	if seconds < least {
+	switch {
+	case seconds < 0 && least == 0:
+		return 0, fail(http.StatusBadRequest, "Timeout must not be negative")
+	case seconds < least:
 		return 0, fail(http.StatusBadRequest, "Timeout must be greater than %d", least-1)
 	}
 	const most = math.MaxInt64 / int64(time.Second)

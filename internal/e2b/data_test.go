@@ -122,6 +122,16 @@ func TestWhatCantBeReached(t *testing.T) {
 		t.Errorf("a browser gets %d %s", a.status, a.body)
 	}
 	h.refused(h.send("POST", "/execute", "{}", to(s.SandboxID, interpreterPort)...), 501, "code interpreter")
+	for _, bad := range []string{"8080.e2b.test", "0-abc.e2b.test", "99999-abc.e2b.test", "8080-a_b.e2b.test", "www.e2b.test:8443"} {
+		h.refused(h.send("GET", "/v2/sandboxes", "", "Host", bad, "X-API-Key", h.key), 400, "Invalid host")
+	}
+	// What SDKs make of a domain alone.
+	if a := h.call("GET", "/v2/sandboxes", "", "Host", "api.e2b.test:8443"); a.status != 200 {
+		t.Errorf("api.<domain>: %d %s", a.status, a.body)
+	}
+	if a := h.send("GET", "/health", "", append(to(s.SandboxID, envdPort), "Host", "sandbox.e2b.test")...); a.status != 204 {
+		t.Errorf("sandbox.<domain>: %d %s", a.status, a.body)
+	}
 	for _, bad := range [][]string{to("NOT.ONE", 80), to(s.SandboxID, 0), to(s.SandboxID, 65536), {"E2b-Sandbox-Id", s.SandboxID}} {
 		h.refused(h.send("GET", "/", "", bad...), 400, "Invalid sandbox")
 	}
@@ -264,7 +274,8 @@ func TestClaims(t *testing.T) {
 	}
 	for host, want := range map[string]bool{
 		"8080-abcdefghijklmnopqrst.e2b.test:8443": true, "8080-abcdefghijklmnopqrst.E2B.test": true, "80-abcdefghijklmnopqrst.localhost": true,
-		"8080-abcdefghijklmnopqrst.evil.test": false, "0-abc.e2b.test": false, "8080.e2b.test": false, "e2b.test": false, "8080-abc.x.e2b.test": false, "127.0.0.1": false,
+		"8080-abcdefghijklmnopqrst.evil.test": false, "e2b.test": false, "8080-abc.x.e2b.test": false, "127.0.0.1": false,
+		"0-abc.e2b.test": true, "8080.e2b.test": true, "api.e2b.test": false, "sandbox.e2b.test": false, "8080.localhost": false,
 	} {
 		r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/v1/x", nil)
 		r.Host = host

@@ -21,6 +21,7 @@ import (
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/portproxy"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/usage"
 )
 
 // Envd serves the agent's protocol for one sandbox: /files, /envs, /metrics, and the Connect services.
@@ -37,6 +38,8 @@ type Config struct {
 	Keys    *policy.Keys
 	// Envd serves port 49983 of every sandbox.
 	Envd Envd
+	// Usage is what sandboxes used earlier.
+	Usage *usage.History
 	// Secret is what tokens are derived from. It must stay the same for tokens to.
 	Secret []byte
 	// Domain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.
@@ -63,8 +66,8 @@ type API struct {
 
 // New returns the API over cfg.Manager.
 func New(cfg Config) (*API, error) {
-	if cfg.Manager == nil || cfg.Keys == nil || cfg.Envd == nil || len(cfg.Secret) < 16 {
-		return nil, errs.New(errs.Internal, "E2B's protocol needs a manager, keys, an agent and a secret")
+	if cfg.Manager == nil || cfg.Keys == nil || cfg.Envd == nil || cfg.Usage == nil || len(cfg.Secret) < 16 {
+		return nil, errs.New(errs.Internal, "E2B's protocol needs a manager, keys, an agent, a history and a secret")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -20,6 +20,7 @@ import (
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/usage"
 )
 
 // harness is E2B's protocol over a Manager with the fake backend, behind a real HTTP server.
@@ -33,6 +34,7 @@ type harness struct {
 	envd    *recorder
 	roots   *roots
 	log     *syncBuffer
+	usage   *usage.History
 }
 
 // syncBuffer is a log that tests read.
@@ -161,8 +163,9 @@ func newHarnessIn(t testing.TB, at place) *harness {
 	keys := policy.NewKeys(db, nil)
 	h.key, h.other = h.newKey(keys), h.newKey(keys)
 	h.log = &syncBuffer{}
+	h.usage = usage.New(usage.Config{Source: h.manager, Every: time.Nanosecond})
 	h.api, err = New(Config{
-		Manager: h.manager, Keys: keys, Envd: h.envd, Secret: []byte("the secret of this test"), Domain: "e2b.test:8443",
+		Manager: h.manager, Keys: keys, Envd: h.envd, Usage: h.usage, Secret: []byte("the secret of this test"), Domain: "e2b.test:8443",
 		Log: slog.New(slog.NewTextHandler(h.log, nil)),
 	})
 	if err != nil {

@@ -172,6 +172,7 @@ func (a *API) listV1(c call) error {
 	if err != nil {
 		return err
 	}
+	c.w.Header().Set("X-Total-Running", strconv.Itoa(len(all)))
 	return c.json(http.StatusOK, listedAll(all))
 }
 

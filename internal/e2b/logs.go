@@ -57,12 +57,16 @@ type logQuery struct {
 	search   string
 }
 
+// logRank orders levels; -1 is none.
+func logRank(level string) int {
+	return slices.Index([]string{"debug", "info", "warn", "error"}, level)
+}
+
 func (q logQuery) takes(l logJSON) bool {
-	rank := func(level string) int { return slices.Index([]string{"debug", "info", "warn", "error"}, level) }
 	switch {
 	case l.Timestamp.Before(q.from), !q.to.IsZero() && l.Timestamp.After(q.to):
 		return false
-	case q.level != "" && rank(l.Level) < rank(q.level):
+	case q.level != "" && logRank(l.Level) < logRank(q.level):
 		return false
 	}
 	if q.search == "" || strings.Contains(l.Message, q.search) {
@@ -138,6 +142,9 @@ func (a *API) logsV1(c call) error {
 func (a *API) logsV2(c call) error {
 	values := c.r.URL.Query()
 	q := logQuery{level: values.Get("level"), search: values.Get("search")}
+	if q.level != "" && logRank(q.level) < 0 {
+		return fail(http.StatusBadRequest, "Error when parsing request: level must be debug, info, warn or error")
+	}
 	switch values.Get("direction") {
 	case "", "forward":
 	case "backward":

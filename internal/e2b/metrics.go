@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/usage"
 )
 
 // sampleWindow is how long the processor's use is watched for one figure.
@@ -30,14 +32,13 @@ type metricJSON struct {
 	DiskTotal     int64     `json:"diskTotal"`
 }
 
-// metrics answers with what a sandbox uses now, if the range that is asked for reaches that far: no
-// history is kept.
+// metrics answers with what a sandbox used in a range of time, the oldest sample first. Where the range
+// reaches to now and nothing is known yet, it is measured.
 func (a *API) metrics(c call) error {
 	s, err := a.alive(c)
 	if err != nil {
 		return err
 	}
-	const slack = 5 * time.Second // E2B's own samples are that far apart
 	now := time.Now()
 	start, err := unixTime(c.r.URL.Query().Get("start"), time.Time{})
 	if err != nil {
@@ -47,13 +48,40 @@ func (a *API) metrics(c call) error {
 	if err != nil {
 		return err
 	}
-	out := []metricJSON{}
-	if !start.After(now.Add(slack)) && !end.Before(now.Add(-slack)) {
+	if c.r.URL.Query().Get("end") != "" && end.Before(start) {
+		return fail(http.StatusBadRequest, "Error when parsing request: start must not be after end")
+	}
+	// Whole seconds name their whole length.
+	before, ok, samples := a.cfg.Usage.Range(s.ID, start, end.Truncate(time.Second).Add(time.Second-1))
+	if !ok {
+		before = usage.Sample{At: s.StartedAt}
+	}
+	out := make([]metricJSON, 0, len(samples))
+	for _, u := range samples {
+		out = append(out, metricOf(s, before, u))
+		before = u
+	}
+	const slack = 5 * time.Second // E2B's samples are that far apart
+	if len(out) == 0 && !start.After(now.Add(slack)) && !end.Before(now.Add(-slack)) {
 		for _, m := range a.sample(c, []sandbox.Sandbox{s}) {
 			out = append(out, m)
 		}
 	}
 	return c.json(http.StatusOK, out)
+}
+
+// metricOf is what a sandbox used at a sample's time, and of processors since the one before.
+func metricOf(s sandbox.Sandbox, before, u usage.Sample) metricJSON {
+	count := cpus(s)
+	pct := 0.0
+	if d := u.At.Sub(before.At); d > 0 {
+		pct = math.Round(10000*float64(u.CPU-before.CPU)/float64(d)/float64(count)) / 100
+	}
+	return metricJSON{
+		Timestamp: u.At.UTC(), TimestampUnix: u.At.Unix(), CPUCount: count, CPUUsedPct: min(max(pct, 0), 100),
+		MemUsed: u.MemoryBytes, MemTotal: s.Spec.Limits.MemoryBytes, MemCache: u.CacheBytes,
+		DiskUsed: u.DiskBytes, DiskTotal: s.Spec.Limits.DiskBytes,
+	}
 }
 
 func unixTime(v string, other time.Time) (time.Time, error) {
@@ -93,32 +121,22 @@ func (a *API) manyMetrics(c call) error {
 	return c.json(http.StatusOK, map[string]any{"sandboxes": a.sample(c, all)})
 }
 
-// sample reads what sandboxes use. Those that are gone by now are left out.
+// sample measures what sandboxes use now. Those that are gone by now are left out.
 func (a *API) sample(c call, all []sandbox.Sandbox) map[string]metricJSON {
 	out := make(map[string]metricJSON, len(all))
 	if len(all) == 0 {
 		return out
 	}
-	before := make(map[string]time.Duration, len(all))
-	began := time.Now()
+	before := make(map[string]usage.Sample, len(all))
 	for _, s := range all {
-		if u, err := a.cfg.Manager.Usage(c.r.Context(), c.p, s.ID); err == nil {
-			before[s.ID] = u.CPU
+		if u, err := a.cfg.Usage.Measure(c.r.Context(), s.ID); err == nil {
+			before[s.ID] = u
 		}
 	}
 	pauseFor(c.r.Context(), sampleWindow)
 	for _, s := range all {
-		cpu, ok := before[s.ID]
-		u, err := a.cfg.Manager.Usage(c.r.Context(), c.p, s.ID)
-		if !ok || err != nil {
-			continue
-		}
-		now := time.Now()
-		count := cpus(s)
-		used := 100 * float64(u.CPU-cpu) / float64(now.Sub(began)) / float64(count)
-		out[s.ID] = metricJSON{
-			Timestamp: now.UTC(), TimestampUnix: now.Unix(), CPUCount: count, CPUUsedPct: min(max(used, 0), 100),
-			MemUsed: u.MemoryBytes, MemTotal: s.Spec.Limits.MemoryBytes, DiskUsed: u.DiskBytes, DiskTotal: s.Spec.Limits.DiskBytes,
+		if u, err := a.cfg.Usage.Measure(c.r.Context(), s.ID); err == nil && !before[s.ID].At.IsZero() {
+			out[s.ID] = metricOf(s, before[s.ID], u)
 		}
 	}
 	return out

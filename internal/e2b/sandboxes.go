@@ -168,13 +168,16 @@ func (a *API) setTimeout(c call) error {
 	if err != nil {
 		return err
 	}
-	req := struct {
-		Timeout int64 `json:"timeout"`
-	}{Timeout: -1}
+	var req struct {
+		Timeout *int64 `json:"timeout"`
+	}
 	if err := c.decode(&req); err != nil {
 		return err
 	}
-	return a.renew(c, s, req.Timeout, false)
+	if req.Timeout == nil {
+		return fail(http.StatusBadRequest, "Error when parsing request: timeout is missing")
+	}
+	return a.renew(c, s, *req.Timeout, false)
 }
 
 // refresh makes sure that the sandbox lives that much longer.

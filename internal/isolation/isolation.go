@@ -100,6 +100,7 @@ type Usage struct {
 	CPU            time.Duration
 	MemoryBytes    int64
 	MemoryPeak     int64
+	CacheBytes     int64 // of MemoryBytes, what holds files and can be given back
 	Pids           int
 	DiskBytes      int64
 	OOMKills       int64

@@ -7,6 +7,7 @@ import (
 	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/e2b/envd"
 	"casemate.dev/internal/policy"
+	"casemate.dev/internal/usage"
 )
 
 // e2bSecretFile is the file in the keys directory that the tokens of E2B's protocol are derived from.
@@ -18,8 +19,9 @@ func (s *Server) openE2B(keys *policy.Keys) error {
 	if err != nil {
 		return err
 	}
+	s.usage = usage.New(usage.Config{Source: s.manager})
 	s.e2b, err = e2b.New(e2b.Config{
-		Manager: s.manager, Keys: keys, Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log}), Secret: secret,
+		Manager: s.manager, Keys: keys, Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log}), Usage: s.usage, Secret: secret,
 		Domain: s.domain, Log: s.log,
 	})
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/store"
 	"casemate.dev/internal/tlscert"
+	"casemate.dev/internal/usage"
 )
 
 // settingID is the setting of the data directory that holds the server's id.
@@ -43,6 +44,7 @@ type Server struct {
 	manager   *sandbox.Manager
 	api       *api.API
 	e2b       *e2b.API
+	usage     *usage.History
 	listeners []listener
 	domain    string // below which sandboxes' ports have names, perhaps with a port; "": none
 	ca        *tlscert.Authority
@@ -164,6 +166,10 @@ func (s *Server) KeyPath() string { return filepath.Join(s.cfg.KeysDir, policy.F
 // next server, and calls under way get Config.DrainTimeout. It does not close the server.
 func (s *Server) Run(ctx context.Context) error {
 	g, serving := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		s.usage.Run(serving)
+		return nil
+	})
 	for _, l := range s.listeners {
 		g.Go(func() error { return s.serve(l) })
 	}

@@ -46,7 +46,7 @@ func (h *Handler) fileError(ctx context.Context, c *call, fs *sandbox.Files, r s
 	case serr != nil || f.Type == "file":
 		return err
 	case f.Type == "dir":
-		return statusf(http.StatusBadRequest, "path '%s' is a directory", shown(r))
+		return statusf(http.StatusBadRequest, "path '%s' is a directory", f.Path)
 	}
 	return statusf(http.StatusBadRequest, "path '%s' is not a regular file", shown(r))
 }
@@ -65,7 +65,7 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request, c *call) erro
 	read := sandbox.ReadRequest{PathRequest: req, Length: -1}
 	read.Resolve, read.Attributes = false, ""
 	want, ranged := parseRange(r.Header.Get("Range"))
-	if ranged || d.head || r.Header.Get("If-Modified-Since") != "" {
+	if ranged || d.head || r.Header.Get("If-Modified-Since") != "" || r.Header.Get("If-Unmodified-Since") != "" {
 		// These need the file's size or time before its bytes.
 		f, err := fs.Stat(ctx, read.PathRequest)
 		if err != nil {
@@ -137,6 +137,10 @@ func (d *downloading) answered(f sandbox.FileInfo, want byteRange, ranged bool) 
 	modified := time.Unix(0, f.MTime).Truncate(time.Second)
 	if f.Type != "file" {
 		return false // the read says what is wrong
+	}
+	if since, err := http.ParseTime(d.r.Header.Get("If-Unmodified-Since")); err == nil && modified.After(since) {
+		WriteError(d.w, http.StatusPreconditionFailed, "the file was written at "+modified.UTC().Format(http.TimeFormat))
+		return true
 	}
 	if since, err := http.ParseTime(d.r.Header.Get("If-Modified-Since")); err == nil && !modified.After(since) {
 		d.w.WriteHeader(http.StatusNotModified)

@@ -206,6 +206,12 @@ func testDownload(t *testing.T, h *harness) {
 			t.Errorf("%s: %d %q %v", c.span, resp.StatusCode, text, resp.Header)
 		}
 	}
+	if resp, answer := h.do("GET", "/files?path=f.txt", "", "If-Unmodified-Since", "Mon, 01 Jan 2001 00:00:00 GMT"); resp.StatusCode != 412 {
+		t.Errorf("written since: %d %s", resp.StatusCode, answer)
+	}
+	if resp, _ := h.do("GET", "/files?path=f.txt", "", "If-Unmodified-Since", head.Get("Last-Modified")); resp.StatusCode != 200 {
+		t.Errorf("not written since: %d", resp.StatusCode)
+	}
 	if resp, _ := h.do("GET", "/files?path=f.txt", "", "If-Modified-Since", head.Get("Last-Modified")); resp.StatusCode != 304 {
 		t.Errorf("not modified: %d", resp.StatusCode)
 	}

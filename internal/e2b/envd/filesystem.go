@@ -123,6 +123,11 @@ func (s *files) ListDir(ctx context.Context, req *filesystem.ListDirRequest) (*f
 	if f, serr := fs.Stat(ctx, r); serr == nil && f.Type != "dir" {
 		return nil, refuse(connect.CodeInvalidArgument, "path is not a directory: %s", shown(r))
 	}
+	link := r
+	link.Follow = false
+	if f, serr := fs.Stat(ctx, link); serr == nil && f.Type == "symlink" && !errs.Is(err, errs.NotFound) {
+		return nil, refuse(connect.CodeFailedPrecondition, "path is a loop of symbolic links: %s", shown(r))
+	}
 	return nil, s.fault(ctx, c, err, "directory not found", shown(r))
 }
 

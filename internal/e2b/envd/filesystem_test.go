@@ -73,6 +73,8 @@ func testDirectories(t *testing.T, h *harness) {
 		t.Errorf("through a link: %v", got)
 	}
 	h.refused(fsPrefix+"ListDir", object{"path": "/top/f"}, 400, "invalid_argument", "path is not a directory: /top/f")
+	h.run("ln -s loop /tmp/loop")
+	h.refused(fsPrefix+"ListDir", object{"path": "/tmp/loop"}, 400, "failed_precondition", "path is a loop of symbolic links: /tmp/loop")
 	h.refused(fsPrefix+"ListDir", object{"path": "/nope"}, 404, "not_found", "directory not found: /nope")
 	if got := h.must(fsPrefix+"ListDir", object{})["entries"]; len(got.([]any)) != 1 {
 		t.Errorf("the working directory: %v", got)

@@ -55,7 +55,7 @@ func (h *Handler) serveMetrics(w http.ResponseWriter, r *http.Request, c *call) 
 	writeJSON(w, metrics{
 		Time: time.Now().Unix(), CPUCount: cpus, CPUUsed: math.Round(100*min(max(used, 0), 100)) / 100,
 		MemTotalMiB: limits.MemoryBytes >> 20, MemUsedMiB: after.MemoryBytes >> 20,
-		MemTotal: limits.MemoryBytes, MemUsed: after.MemoryBytes,
+		MemTotal: limits.MemoryBytes, MemUsed: after.MemoryBytes, MemCache: after.CacheBytes,
 		DiskUsed: after.DiskBytes, DiskTotal: limits.DiskBytes,
 	})
 	return nil

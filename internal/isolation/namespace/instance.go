@@ -196,7 +196,7 @@ func (i *Instance) Usage(_ context.Context) (isolation.Usage, error) {
 		return isolation.Usage{}, err
 	}
 	return isolation.Usage{
-		CPU: u.CPU, MemoryBytes: u.MemoryBytes, MemoryPeak: u.MemoryPeak, Pids: u.Pids,
+		CPU: u.CPU, MemoryBytes: u.MemoryBytes, MemoryPeak: u.MemoryPeak, CacheBytes: u.CacheBytes, Pids: u.Pids,
 		DiskBytes: used, OOMKills: u.OOMKills, ObservedByHost: true,
 	}, nil
 }

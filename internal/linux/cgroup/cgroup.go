@@ -34,6 +34,7 @@ type Usage struct {
 	CPU         time.Duration // guest and payload together
 	MemoryBytes int64         // payload, page cache and kernel memory included
 	MemoryPeak  int64
+	CacheBytes  int64 // of MemoryBytes, what holds files and can be given back
 	Pids        int   // payload's threads; on v1 the guest's spawner threads count too
 	OOMKills    int64 // processes of the payload that the kernel killed for want of memory
 }

@@ -295,6 +295,8 @@ func (g *v1Group) usage() (Usage, error) {
 	if fd, ok := g.v.dirs["memory"]; ok {
 		n, err := readKey(fd, g.id+"/payload/memory.oom_control", "oom_kill")
 		u.OOMKills, all = n, append(all, err)
+		n, err = readKey(fd, g.id+"/payload/memory.stat", "total_cache")
+		u.CacheBytes, all = n, append(all, err)
 	}
 	u.CPU, u.Pids = time.Duration(cpu), int(pids)
 	return u, errors.Join(all...)

@@ -193,6 +193,9 @@ func (g *v2Group) usage() (Usage, error) {
 	get("memory.peak", &u.MemoryPeak)
 	get("pids.current", &pids)
 	u.Pids = int(pids)
+	if u.CacheBytes, err = readKey(g.v.dir, path+"memory.stat", "file"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		all = append(all, err)
+	}
 	if u.OOMKills, err = readKey(g.v.dir, path+"memory.events", "oom_kill"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		all = append(all, err)
 	}
