@@ -103,7 +103,7 @@ func (a *API) serveRunCode(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f := &codeFeed{feed: a.newFeed(w, r)}
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	run, err := a.cfg.Manager.RunCode(r.Context(), principalOf(r.Context()), r.PathValue("sandbox"), codeSpecOf(req.GetRun()), key, f)
 	if err == nil {
 		err = f.finish(run)
@@ -126,7 +126,7 @@ func (a *API) serveRunItems(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f := &codeFeed{feed: a.newFeed(w, r), next: o.Offset}
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	run, err := a.cfg.Manager.CodeItems(r.Context(), principalOf(r.Context()), r.PathValue("sandbox"), r.PathValue("context"), r.PathValue("run"), o, f)
 	if err == nil {
 		err = f.finish(run)

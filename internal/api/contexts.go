@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	v1 "casemate.dev/proto/casemate/v1"
@@ -67,7 +68,7 @@ func (h *contexts) RunCode(ctx context.Context, req *v1.RunCodeRequest, stream *
 		return err
 	}
 	sink := h.newRunSink(stream)
-	defer sink.beat.stop()
+	defer sink.beat.Stop()
 	r, err := h.cfg.Manager.RunCode(ctx, principalOf(ctx), req.GetSandbox(), codeSpecOf(req.GetRun()), key, sink)
 	if err != nil {
 		return err
@@ -107,7 +108,7 @@ func (h *contexts) ExecuteCode(ctx context.Context, req *v1.ExecuteCodeRequest) 
 // FollowRun implements ContextServiceHandler.
 func (h *contexts) FollowRun(ctx context.Context, req *v1.FollowRunRequest, stream *connect.ServerStream[v1.RunEvent]) error {
 	sink := h.newRunSink(stream)
-	defer sink.beat.stop()
+	defer sink.beat.Stop()
 	o := sandbox.CodeItemsOptions{Offset: req.GetOffset(), Follow: req.GetFollow(), Hold: req.GetHold()}
 	r, err := h.cfg.Manager.CodeItems(ctx, principalOf(ctx), req.GetSandbox(), req.GetContext(), req.GetRun(), o, sink)
 	if err != nil {
@@ -210,21 +211,21 @@ func codeErrorMessage(number int64, e *sandbox.CodeError) *v1.CodeError {
 // runSink sends what a run says as RunEvents.
 type runSink struct {
 	stream *connect.ServerStream[v1.RunEvent]
-	beat   *beat
+	beat   *beat.Beat
 }
 
 var _ sandbox.CodeSink = (*runSink)(nil)
 
 func (a *API) newRunSink(stream *connect.ServerStream[v1.RunEvent]) *runSink {
 	s := &runSink{stream: stream}
-	s.beat = newBeat(a.cfg.KeepAlive, func() error {
+	s.beat = beat.New(a.cfg.KeepAlive, func() error {
 		return stream.Send(&v1.RunEvent{Event: &v1.RunEvent_KeepAlive{KeepAlive: &v1.KeepAlive{}}})
 	})
 	return s
 }
 
 func (s *runSink) send(e *v1.RunEvent) error {
-	return s.beat.send(func() error { return s.stream.Send(e) })
+	return s.beat.Send(func() error { return s.stream.Send(e) })
 }
 
 // Started implements sandbox.CodeSink.

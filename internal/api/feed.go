@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 )
@@ -23,7 +24,7 @@ type feed struct {
 	w    http.ResponseWriter
 	rc   *http.ResponseController
 	sse  bool
-	beat *beat
+	beat *beat.Beat
 	open bool // the header is written
 }
 
@@ -46,7 +47,7 @@ func accepts(r *http.Request, mediaType string) bool {
 
 func (a *API) newFeed(w http.ResponseWriter, r *http.Request) *feed {
 	f := &feed{w: w, rc: http.NewResponseController(w), sse: accepts(r, typeSSE)}
-	f.beat = newBeat(a.cfg.KeepAlive, f.keepAlive)
+	f.beat = beat.New(a.cfg.KeepAlive, f.keepAlive)
 	return f
 }
 
@@ -71,9 +72,7 @@ func (f *feed) begin() {
 
 // stand begins the stream before there is an item.
 func (f *feed) stand() {
-	f.beat.mu.Lock()
-	defer f.beat.mu.Unlock()
-	f.begin()
+	f.beat.Do(f.begin)
 }
 
 func (f *feed) keepAlive() error {
@@ -94,7 +93,7 @@ func (f *feed) item(kind, id string, v any) error {
 	if err != nil {
 		return err
 	}
-	return f.beat.send(func() error {
+	return f.beat.Send(func() error {
 		f.begin()
 		var b []byte
 		if f.sse {
@@ -127,7 +126,7 @@ func encode(v any) ([]byte, error) {
 // endFeed closes the feed. An error that comes before anything was sent is left to the caller, to answer
 // with its own status; a later one is the last item.
 func (a *API) endFeed(ctx context.Context, f *feed, what string, err error) error {
-	f.beat.stop()
+	f.beat.Stop()
 	if err == nil {
 		f.begin()
 		return nil
@@ -143,7 +142,7 @@ func (a *API) endFeed(ctx context.Context, f *feed, what string, err error) erro
 		Type string `json:"type"`
 		problem
 	}{"error", p})
-	f.beat.stop() // sending has wound the clock again
+	f.beat.Stop() // sending has wound the clock again
 	return errReported
 }
 

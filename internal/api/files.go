@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	v1 "casemate.dev/proto/casemate/v1"
@@ -210,10 +211,10 @@ func (h *files) WatchFiles(ctx context.Context, req *v1.WatchFilesRequest, strea
 	if err != nil {
 		return err
 	}
-	b := newBeat(h.cfg.KeepAlive, func() error { return stream.Send(&v1.WatchFilesResponse{Op: "keep_alive"}) })
-	defer b.stop()
+	b := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.WatchFilesResponse{Op: "keep_alive"}) })
+	defer b.Stop()
 	send := func(m *v1.WatchFilesResponse) error {
-		return b.send(func() error { return stream.Send(m) })
+		return b.Send(func() error { return stream.Send(m) })
 	}
 	r := sandbox.WatchRequest{PathRequest: pathRequest(req.GetUser(), req.GetPath()), Recursive: req.GetRecursive()}
 	err = fs.Watch(ctx, r,

@@ -98,7 +98,7 @@ func (a *API) serveOutput(w http.ResponseWriter, r *http.Request) error {
 		return a.serveRawOutput(w, r, q)
 	}
 	f := &outputFeed{feed: a.newFeed(w, r), next: q.Offset}
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	p, err := a.poll(r.Context(), q, f, func() bool { return f.sent })
 	if err == nil {
 		err = f.finish(p)
@@ -207,7 +207,7 @@ func (a *API) serveRun(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f := &outputFeed{feed: a.newFeed(w, r)}
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	spec := processSpecOf(req.GetProcess())
 	o := sandbox.RunOptions{IdempotencyKey: key, Hold: spec.Hold}
 	p, err := a.cfg.Manager.Run(r.Context(), principalOf(r.Context()), r.PathValue("sandbox"), spec, o, f)
@@ -241,7 +241,7 @@ func (a *API) serveEvents(w http.ResponseWriter, r *http.Request) error {
 		return err // before the stream stands, so that the status tells
 	}
 	f := a.newFeed(w, r)
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	f.stand()
 	err = m.FollowEvents(r.Context(), who, id, uint64(after), func(e journal.Event) error { //nolint:gosec // not negative
 		return f.item(string(e.Type), strconv.FormatUint(e.Seq, 10), raw{eventMessage(e)})
@@ -261,7 +261,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f := a.newFeed(w, r)
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	type change struct {
 		Type string `json:"type"`
 		Path string `json:"path,omitempty"`
@@ -280,7 +280,7 @@ func (a *API) serveBuild(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f := a.newFeed(w, r)
-	defer f.beat.stop()
+	defer f.beat.Stop()
 	type progress struct {
 		Type     string  `json:"type"`
 		Step     string  `json:"step,omitempty"`

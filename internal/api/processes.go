@@ -5,6 +5,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	v1 "casemate.dev/proto/casemate/v1"
@@ -50,7 +51,7 @@ func (h *processes) Run(ctx context.Context, req *v1.RunRequest, stream *connect
 		return err
 	}
 	sink := h.newEventSink(stream)
-	defer sink.beat.stop()
+	defer sink.beat.Stop()
 	spec := processSpecOf(req.GetProcess())
 	o := sandbox.RunOptions{IdempotencyKey: key, Hold: spec.Hold}
 	p, err := h.cfg.Manager.Run(ctx, principalOf(ctx), req.GetSandbox(), spec, o, sink)
@@ -84,7 +85,7 @@ func (h *processes) Execute(ctx context.Context, req *v1.ExecuteRequest) (*v1.Ex
 // Output implements ProcessServiceHandler.
 func (h *processes) Output(ctx context.Context, req *v1.OutputRequest, stream *connect.ServerStream[v1.ProcessEvent]) error {
 	sink := h.newEventSink(stream)
-	defer sink.beat.stop()
+	defer sink.beat.Stop()
 	o := sandbox.OutputOptions{Offset: req.GetOffset(), Follow: req.GetFollow(), Hold: req.GetHold(), Limit: req.GetLimit()}
 	p, err := h.cfg.Manager.Output(ctx, principalOf(ctx), req.GetSandbox(), req.GetProcess(), o, sink)
 	if err != nil {
@@ -167,21 +168,21 @@ func (h *processes) ResizeTerminal(ctx context.Context, req *v1.ResizeTerminalRe
 // need not be copied.
 type eventSink struct {
 	stream *connect.ServerStream[v1.ProcessEvent]
-	beat   *beat
+	beat   *beat.Beat
 }
 
 var _ sandbox.RunSink = (*eventSink)(nil)
 
 func (a *API) newEventSink(stream *connect.ServerStream[v1.ProcessEvent]) *eventSink {
 	s := &eventSink{stream: stream}
-	s.beat = newBeat(a.cfg.KeepAlive, func() error {
+	s.beat = beat.New(a.cfg.KeepAlive, func() error {
 		return stream.Send(&v1.ProcessEvent{Event: &v1.ProcessEvent_KeepAlive{KeepAlive: &v1.KeepAlive{}}})
 	})
 	return s
 }
 
 func (s *eventSink) send(e *v1.ProcessEvent) error {
-	return s.beat.send(func() error { return s.stream.Send(e) })
+	return s.beat.Send(func() error { return s.stream.Send(e) })
 }
 
 // Started implements sandbox.RunSink.

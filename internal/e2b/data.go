@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/e2b/envd"
+	"casemate.dev/internal/e2b/interpreter"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/portproxy"
 	"casemate.dev/internal/sandbox"
@@ -45,7 +46,7 @@ func server() sandbox.Principal { return sandbox.Principal{ID: "e2b", Admin: tru
 // serveData serves a request to a port of a sandbox. Who calls is known by a token, which is checked
 // before a paused sandbox is woken.
 func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) {
-	if to.port == envdPort {
+	if to.port == envdPort || to.port == interpreterPort {
 		allowAnyOrigin(w, r)
 		if preflight(w, r) {
 			return
@@ -77,7 +78,7 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) 
 	defer stop()
 	undrain := context.AfterFunc(a.draining, stop)
 	defer undrain()
-	a.forward(w, r.WithContext(ctx), to, owner, k)
+	a.forward(w, r.WithContext(ctx), to, owner, s)
 	if ctx.Err() != nil && r.Context().Err() == nil {
 		// The sandbox was paused or ended under the request. Whatever is half said must not look whole:
 		// the SDKs then ask for its health and tell what happened.
@@ -97,6 +98,12 @@ func (a *API) admits(w http.ResponseWriter, r *http.Request, to destination, k k
 			return false
 		}
 		return true
+	}
+	if to.port == interpreterPort && interpreter.NeedsToken(r) {
+		if text := a.tokens.refuses(r, to.sandbox, time.Now()); text != "" {
+			writeError(w, http.StatusUnauthorized, text)
+			return false
+		}
 	}
 	if k.public() {
 		return true
@@ -139,7 +146,7 @@ func internalRoute(path string) bool {
 }
 
 // forward answers a request to a sandbox that runs.
-func (a *API) forward(w http.ResponseWriter, r *http.Request, to destination, owner sandbox.Principal, k kept) {
+func (a *API) forward(w http.ResponseWriter, r *http.Request, to destination, owner sandbox.Principal, s sandbox.Sandbox) {
 	switch {
 	case to.port == envdPort && internalRoute(r.URL.Path):
 		writeError(w, http.StatusNotFound, "no such path")
@@ -148,9 +155,10 @@ func (a *API) forward(w http.ResponseWriter, r *http.Request, to destination, ow
 		a.cfg.Envd.ServeSandbox(w, r, owner, to.sandbox)
 		return
 	case to.port == interpreterPort:
-		a.answerError(w, r, notYet("the code interpreter"))
+		a.interpreter.ServeSandbox(w, r, owner, s)
 		return
 	}
+	k := keptOf(s)
 	path := r.URL.EscapedPath()
 	if path == "" {
 		path = "/"

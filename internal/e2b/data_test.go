@@ -121,7 +121,6 @@ func TestWhatCantBeReached(t *testing.T) {
 	if a := h.send("GET", "/", "", to(s.SandboxID, 8080, "Accept", "text/html")...); a.status != 502 || !strings.HasPrefix(a.header.Get("Content-Type"), "text/html") {
 		t.Errorf("a browser gets %d %s", a.status, a.body)
 	}
-	h.refused(h.send("POST", "/execute", "{}", to(s.SandboxID, interpreterPort)...), 501, "code interpreter")
 	for _, bad := range []string{"8080.e2b.test", "0-abc.e2b.test", "99999-abc.e2b.test", "8080-a_b.e2b.test", "www.e2b.test:8443"} {
 		h.refused(h.send("GET", "/v2/sandboxes", "", "Host", bad, "X-API-Key", h.key), 400, "Invalid host")
 	}

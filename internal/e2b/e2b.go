@@ -4,7 +4,8 @@
 //
 // There are two planes on one origin. The control plane is REST (create, list, pause, …) and asks for
 // an API key. The data plane is what reaches into one sandbox: its agent (files, processes) on port
-// 49983, which package envd serves, and every other port, which is forwarded. A request belongs to
+// 49983, which package envd serves, the code interpreter on port 49999, which package interpreter
+// serves, and every other port, which is forwarded. A request belongs to
 // the data plane where it names a sandbox: by a header, by its host name, or by a signature.
 //
 // What belongs here: routes, JSON shapes, error texts that the SDKs read, tokens. What does not:
@@ -17,6 +18,7 @@ import (
 	"net/http"
 	"sync"
 
+	"casemate.dev/internal/e2b/interpreter"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/portproxy"
@@ -55,6 +57,8 @@ type API struct {
 	tokens tokens
 	mux    *http.ServeMux
 	ports  *portproxy.Proxy
+	// interpreter serves port 49999 of every sandbox.
+	interpreter *interpreter.Handler
 	// search bounds how many signatures are looked for at once.
 	search chan struct{}
 	// toldOf holds the notices about templates that the log has.
@@ -75,6 +79,7 @@ func New(cfg Config) (*API, error) {
 	a := &API{
 		cfg: cfg, log: cfg.Log, tokens: newTokens(cfg.Secret), ports: portproxy.New(cfg.Manager), search: make(chan struct{}, 2),
 	}
+	a.interpreter = interpreter.New(interpreter.Config{Manager: cfg.Manager, Failed: a.answerError})
 	a.draining, a.drain = context.WithCancelCause(context.Background())
 	a.mux = http.NewServeMux()
 	for _, r := range a.routes() {

@@ -30,7 +30,7 @@ func (s *processes) Start(ctx context.Context, req *process.StartRequest, stream
 		return err
 	}
 	sink := s.newSink(c, func(e *process.ProcessEvent) error { return stream.Send(&process.StartResponse{Event: e}) })
-	defer sink.beat.stop()
+	defer sink.beat.Stop()
 	p, err := s.run(ctx, c, spec, sink)
 	return s.ended(ctx, c, sink, p, err)
 }
@@ -112,7 +112,7 @@ func (s *processes) Connect(ctx context.Context, req *process.ConnectRequest, st
 		return err
 	}
 	sink := s.newSink(c, func(e *process.ProcessEvent) error { return stream.Send(&process.ConnectResponse{Event: e}) })
-	defer sink.beat.stop()
+	defer sink.beat.Stop()
 	if err := sink.Started(p); err != nil {
 		return err
 	}

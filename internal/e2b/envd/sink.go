@@ -3,6 +3,7 @@ package envd
 import (
 	"sync"
 
+	"casemate.dev/internal/beat"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/proto/e2b/process"
 )
@@ -11,7 +12,7 @@ import (
 // data need not be copied.
 type eventSink struct {
 	out     func(*process.ProcessEvent) error
-	beat    *beat
+	beat    *beat.Beat
 	seen    *seen
 	id      string
 	started bool
@@ -21,7 +22,7 @@ var _ sandbox.RunSink = (*eventSink)(nil)
 
 func (h *Handler) newSink(c *call, out func(*process.ProcessEvent) error) *eventSink {
 	s := &eventSink{out: out, seen: h.seen}
-	s.beat = newBeat(c.ping, func() error {
+	s.beat = beat.New(c.ping, func() error {
 		if !s.started {
 			return nil // the start comes first
 		}
@@ -31,14 +32,14 @@ func (h *Handler) newSink(c *call, out func(*process.ProcessEvent) error) *event
 }
 
 func (s *eventSink) send(e *process.ProcessEvent) error {
-	return s.beat.send(func() error { return s.out(e) })
+	return s.beat.Send(func() error { return s.out(e) })
 }
 
 // Started implements sandbox.RunSink.
 func (s *eventSink) Started(p sandbox.Process) error {
 	start := &process.ProcessEvent_StartEvent{Pid: uint32(p.PID)} //nolint:gosec // pids are positive
 	s.id = p.ID
-	return s.beat.send(func() error {
+	return s.beat.Send(func() error {
 		s.started = true
 		return s.out(&process.ProcessEvent{Event: &process.ProcessEvent_Start{Start: start}})
 	})

@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"casemate.dev/internal/beat"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/proto/e2b/filesystem"
@@ -86,7 +87,7 @@ func (s *files) WatchDir(ctx context.Context, req *filesystem.WatchDirRequest, s
 	}
 	c := callOf(ctx)
 	stands := false
-	b := newBeat(c.ping, func() error {
+	b := beat.New(c.ping, func() error {
 		if !stands {
 			return nil // the start comes first
 		}
@@ -94,16 +95,16 @@ func (s *files) WatchDir(ctx context.Context, req *filesystem.WatchDirRequest, s
 			Event: &filesystem.WatchDirResponse_Keepalive{Keepalive: &filesystem.WatchDirResponse_KeepAlive{}},
 		})
 	})
-	defer b.stop()
+	defer b.Stop()
 	err = w.run(ctx, func() error {
-		return b.send(func() error {
+		return b.Send(func() error {
 			stands = true
 			return stream.Send(&filesystem.WatchDirResponse{
 				Event: &filesystem.WatchDirResponse_Start{Start: &filesystem.WatchDirResponse_StartEvent{}},
 			})
 		})
 	}, func(e *filesystem.FilesystemEvent) error {
-		return b.send(func() error {
+		return b.Send(func() error {
 			return stream.Send(&filesystem.WatchDirResponse{Event: &filesystem.WatchDirResponse_Filesystem{Filesystem: e}})
 		})
 	})
