@@ -317,6 +317,22 @@ os.write(3, b"\n")
 	}
 }
 
+// TestContextRestarts: the end of one interpreter never hits the next.
+func TestContextRestarts(t *testing.T) {
+	c := newRunner(t, setup{}).interpreter()
+	for i := range 30 {
+		if i%3 == 0 { // one that is hard to end
+			go func() { _, _ = c.try("import os\nfor i in range(20):\n  if os.fork() == 0: break\nwhile True: pass") }()
+		}
+		if _, err := c.RestartContext(t.Context(), c.id); err != nil {
+			t.Fatalf("restart %d: %v", i, err)
+		}
+		if got := c.run("1+1").text(t); got != "2" {
+			t.Errorf("1+1 is %s", got)
+		}
+	}
+}
+
 func TestContextRefusals(t *testing.T) {
 	r := newRunner(t, setup{})
 	_, err := r.CreateContext(t.Context(), guestwire.CreateContext{ID: "a", Language: "x", Argv: []string{"no-such-program"}}, nil)

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Runs scenarios with E2B's own SDKs, unmodified, against a server of its own: test/e2b/run.sh [SUITE…]
-# Suites: js-2.51, js-2.45, python. The SDKs are pinned, and installed into test/e2b/.cache.
+# Suites: js-2.51, js-2.45, python, interpreter-js, interpreter-python. The SDKs are pinned, and installed into test/e2b/.cache.
 set -euo pipefail
 cd "$(dirname "$0")"
 # shellcheck source=../clients.sh
 . ../clients.sh
 suites=("${@:-}")
-[[ -n ${suites[0]} ]] || suites=(js-2.51 js-2.45 python)
+[[ -n ${suites[0]} ]] || suites=(js-2.51 js-2.45 python interpreter-js interpreter-python)
 
 for s in "${suites[@]}"; do
 	case $s in
 	js-*) install_npm ".cache/$s" "js/${s#js-}" ;;
 	python) install_pip .cache/python python/requirements.txt ;;
+	interpreter-js) install_npm .cache/interpreter-js interpreter ;;
+	interpreter-python) install_pip .cache/interpreter-python interpreter/requirements.txt ;;
 	*)
-		echo "no suite $s: use js-2.51, js-2.45 or python" >&2
+		echo "no suite $s: use js-2.51, js-2.45, python, interpreter-js or interpreter-python" >&2
 		exit 2
 		;;
 	esac
@@ -25,6 +27,8 @@ for s in "${suites[@]}"; do
 	echo "== $s"
 	case $s in
 	js-*) E2B_MODULE=$PWD/.cache/$s/node_modules/e2b/dist/index.mjs node --require ./js/local-names.cjs --test js/*.test.mjs || failed=1 ;;
+	interpreter-js) E2B_MODULE=$PWD/.cache/$s/node_modules/@e2b/code-interpreter/dist/index.mjs node --test interpreter/*.test.mjs || failed=1 ;;
+	interpreter-python) .cache/$s/bin/python -m unittest discover -s interpreter -p '*_test.py' || failed=1 ;;
 	python) .cache/python/bin/python -m unittest discover -s python -p '*_test.py' || failed=1 ;;
 	esac
 done

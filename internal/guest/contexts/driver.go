@@ -38,12 +38,14 @@ type running struct {
 	pumps sync.WaitGroup
 	pipes [2]pipe
 	gone  chan struct{} // closed when the process has ended
-	kills sync.Once
+	kills sync.WaitGroup
 
 	// What follows is guarded by c.mu.
-	isUp  bool
-	cause guestwire.RunEnd // why it was killed
-	exit  Exit             // set before gone is closed
+	isUp   bool
+	killed bool             // its end is under way
+	ending bool             // its process has ended: it is not to be killed any more
+	cause  guestwire.RunEnd // why it was killed
+	exit   Exit             // set before gone is closed
 }
 
 func newRunning(c *interpreter) *running {
@@ -73,6 +75,11 @@ func (r *running) ended(e Exit) {
 // follow waits for the driver's end and clears up: whatever it left behind goes with it.
 func (r *running) follow() {
 	<-r.gone
+	r.c.mu.Lock()
+	r.ending = true
+	r.c.mu.Unlock()
+	// A kill that is still under way would hit the next driver, which gets the same place.
+	r.kills.Wait()
 	_ = r.c.place.Kill()
 	said := make(chan struct{})
 	go func() {
@@ -100,15 +107,17 @@ func (r *running) follow() {
 // at once; over tells when it is done.
 func (r *running) kill(cause guestwire.RunEnd) {
 	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
 	if r.cause == guestwire.RunNone {
 		r.cause = cause
 	}
-	cur := r.c.current
-	r.c.mu.Unlock()
-	if cur != nil {
+	if cur := r.c.current; cur != nil {
 		cur.log.release()
 	}
-	r.kills.Do(func() { go func() { _ = r.c.place.Kill() }() })
+	if !r.killed && !r.ending {
+		r.killed = true
+		r.kills.Go(func() { _ = r.c.place.Kill() })
+	}
 }
 
 // interrupt sends the signal. c.mu is held, so that the run that is meant still executes.
