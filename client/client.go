@@ -70,6 +70,7 @@ type conn struct {
 	http  *http.Client
 	dial  func(ctx context.Context, network, addr string) (net.Conn, error)
 	tr    *http.Transport
+	unary *direct // nil with TLS
 	agent string
 	retry time.Duration
 }
@@ -143,8 +144,22 @@ func (c *conn) open(rawURL string) error {
 		TLSHandshakeTimeout: 10 * time.Second,
 		DisableCompression:  true, // local or fast networks: latency counts, not bytes
 	}
-	c.http = &http.Client{Transport: authTransport{c}}
+	var over http.RoundTripper = c.tr
+	if u.Scheme != "https" {
+		addr := hostPort(u)
+		c.unary = &direct{next: c.tr, dial: func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }}
+		over = c.unary
+	}
+	c.http = &http.Client{Transport: authTransport{c, over}}
 	return nil
+}
+
+// hostPort returns where to dial for an http or https URL.
+func hostPort(u *url.URL) string {
+	if u.Port() != "" {
+		return u.Host
+	}
+	return net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 }
 
 func assemble(c *conn) *Client {
@@ -172,10 +187,18 @@ func assemble(c *conn) *Client {
 func (c *Client) URL() string { return c.conn.name }
 
 // Close drops idle connections. Calls under way go on.
-func (c *Client) Close() { c.conn.tr.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.conn.tr.CloseIdleConnections()
+	if c.conn.unary != nil {
+		c.conn.unary.closeIdle()
+	}
+}
 
 // authTransport puts the key on each request, so that it stands in one place.
-type authTransport struct{ c *conn }
+type authTransport struct {
+	c    *conn
+	over http.RoundTripper
+}
 
 // RoundTrip implements http.RoundTripper.
 func (t authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -188,7 +211,7 @@ func (t authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Header.Get("User-Agent") == "" {
 		r.Header.Set("User-Agent", t.c.agent)
 	}
-	return t.c.tr.RoundTrip(r)
+	return t.over.RoundTrip(r)
 }
 
 // keyed adds an idempotency key to calls made with the returned context.

@@ -44,11 +44,7 @@ func (p *Ports) connect(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	addr := u.Host
-	if u.Port() == "" {
-		addr = net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
-	}
-	c, err := p.conn.tr.DialContext(ctx, "tcp", addr)
+	c, err := p.conn.tr.DialContext(ctx, "tcp", hostPort(u))
 	if err != nil || u.Scheme != "https" {
 		return c, err
 	}

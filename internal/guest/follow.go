@@ -2,6 +2,7 @@ package guest
 
 import (
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -10,16 +11,33 @@ import (
 	"casemate.dev/internal/guestwire"
 )
 
-// hangup returns a channel that is closed when the caller has closed the connection, on which it
-// sends nothing more.
-func hangup(c *guestwire.Conn) <-chan struct{} {
-	gone := make(chan struct{})
+// hangup tells when the caller has closed the connection, on which it sends nothing more for this call.
+type hangup struct {
+	c    *guestwire.Conn
+	gone chan struct{}
+	sent bool // it did send something; set before gone is closed
+}
+
+func newHangup(c *guestwire.Conn) *hangup {
+	h := &hangup{c: c, gone: make(chan struct{})}
 	go func() {
-		defer close(gone)
+		defer close(h.gone)
 		var one [1]byte
-		_, _ = c.Read(one[:])
+		n, _ := c.Read(one[:])
+		h.sent = n > 0
 	}()
-	return gone
+	return h
+}
+
+// stop ends the looking, so that the connection can carry another call.
+func (h *hangup) stop() error {
+	_ = h.c.SetReadDeadline(time.Unix(1, 0))
+	<-h.gone
+	_ = h.c.SetReadDeadline(time.Time{})
+	if h.sent {
+		return errs.New(errs.InvalidArgument, "bytes that belong to no call came before its end")
+	}
+	return nil
 }
 
 // serveStart answers process.start and process.run.
@@ -47,6 +65,11 @@ func (g *Guest) serveStart(c *guestwire.Conn, call guestwire.Call, files []*os.F
 	return g.follow(c, p, r.Output)
 }
 
+// tell answers a process.run that has started p. It reports whether another call may follow.
+func (g *Guest) tell(c *guestwire.Conn, p *process, started guestwire.ProcessInfo, r guestwire.OutputRequest) bool {
+	return c.Reply(started) == nil && g.follow(c, p, r) == nil && c.Ended()
+}
+
 func (g *Guest) serveOutput(c *guestwire.Conn, call guestwire.Call) error {
 	var r guestwire.OutputRequest
 	if err := guestwire.Unmarshal(call.Body, &r); err != nil {
@@ -67,7 +90,15 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 	}
 	rd := p.out.NewReader(r.Offset, r.Hold)
 	defer rd.Close()
-	var gone <-chan struct{}
+	var caller *hangup
+	end := func() error {
+		if caller != nil {
+			if err := caller.stop(); err != nil {
+				return err
+			}
+		}
+		return c.End(p.snapshot())
+	}
 	left := r.Limit
 	sent := 0
 	var through func()
@@ -87,7 +118,7 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 		}
 		if left > 0 {
 			if left -= int64(n); left == 0 {
-				return c.End(p.snapshot())
+				return end()
 			}
 		}
 		switch {
@@ -95,16 +126,16 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 			continue
 		case state == output.Finished:
 			<-p.done // what makes it known follows at once
-			return c.End(p.snapshot())
+			return end()
 		case !r.Follow:
-			return c.End(p.snapshot())
+			return end()
 		}
-		if gone == nil {
-			gone = hangup(c)
+		if caller == nil {
+			caller = newHangup(c)
 		}
 		select {
 		case <-news:
-		case <-gone:
+		case <-caller.gone:
 			return nil
 		}
 	}
@@ -147,7 +178,7 @@ func (g *Guest) serveRef(c *guestwire.Conn, call guestwire.Call) error {
 	if call.Method == guestwire.MethodWait {
 		select {
 		case <-p.done:
-		case <-hangup(c):
+		case <-newHangup(c).gone:
 			return nil
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -26,6 +27,8 @@ import (
 type Spawner interface {
 	Start(spawn.Attr) (pid int, err error)
 	StartWorker(spawn.Worker) (pid int, err error)
+	// Attend gives p the thread that starts processes.
+	Attend(p spawn.Post)
 }
 
 // DefaultOutput is how much output the guest keeps of all processes together. The guest's own memory
@@ -59,9 +62,10 @@ type Guest struct {
 	workers   *workers
 	contexts  *contexts.Set
 	memory    *memory
-	null      *os.File
+	null      int          // a descriptor of /dev/null, never closed
 	dials     atomic.Int32 // connections to ports
 	wide      atomic.Int32 // connections that carry much
+	shortUsed atomic.Int64 // when the short way was taken last, in Unix nanoseconds
 
 	// mu guards the fields below.
 	mu sync.RWMutex
@@ -97,7 +101,7 @@ func Serve(ctx context.Context, l net.Listener, cfg Config) error {
 		return err
 	}
 	g := &Guest{
-		cfg: cfg, processes: newTable(), null: os.NewFile(uintptr(null), "/dev/null"),
+		cfg: cfg, processes: newTable(), null: null,
 		pool: output.NewPool(orDefault(cfg.Output, DefaultOutput)),
 		id:   identity{user: cfg.User, dir: cfg.Dir},
 	}
@@ -135,11 +139,9 @@ func (g *Guest) accept(ctx context.Context, l net.Listener) error {
 			<-time.After(acceptPause)
 			continue
 		}
-		g.memory.begin()
 		go func() {
 			defer func() { <-slots }()
-			defer g.memory.end()
-			g.answer(c)
+			g.converse(guestwire.NewConn(c))
 		}()
 	}
 }
@@ -147,18 +149,39 @@ func (g *Guest) accept(ctx context.Context, l net.Listener) error {
 // acceptPause keeps a guest that has run out of something from spinning.
 const acceptPause = 10 * time.Millisecond
 
-// answer serves the one call of a connection.
-func (g *Guest) answer(nc net.Conn) {
-	defer nc.Close()
-	c := guestwire.NewConn(nc)
+// converse serves the calls of a connection, one after the other.
+func (g *Guest) converse(c *guestwire.Conn) {
+	for g.answer(c) {
+		if g.offer(c.Conn) {
+			return
+		}
+	}
+	_ = c.Close()
+}
+
+// answer serves the next call of a connection. It reports whether another may follow.
+func (g *Guest) answer(c *guestwire.Conn) bool {
 	call, files, err := c.ReadCall()
-	if err == nil {
-		err = g.serve(c, call, files)
+	g.memory.begin()
+	defer g.memory.end()
+	if errors.Is(err, io.EOF) {
+		return false
 	}
 	if err != nil {
+		_ = c.Fail(err)
+		return false
+	}
+	return g.call(c, call, files)
+}
+
+// call serves a call. It reports whether another may follow on the connection.
+func (g *Guest) call(c *guestwire.Conn, call guestwire.Call, files []*os.File) bool {
+	if err := g.serve(c, call, files); err != nil {
 		// If the connection is gone, nobody hears it.
 		_ = c.Fail(err)
+		return false
 	}
+	return call.Keeps() && c.Ended()
 }
 
 // serve answers a call, or returns why it can't. It takes over files.
@@ -238,15 +261,16 @@ func (g *Guest) identity() identity {
 // user looks up who a process or a file operation acts as.
 func (g *Guest) user(who string) (account.User, error) {
 	u, err := g.book.Lookup(who)
-	if err != nil || !g.cfg.SingleUser {
+	only := g.identity().user
+	if err != nil || !g.cfg.SingleUser || who == only {
 		return u, err
 	}
-	only, err := g.book.Lookup(g.identity().user)
+	own, err := g.book.Lookup(only)
 	if err != nil {
 		return u, err
 	}
-	if u.UID != only.UID {
-		return u, errs.New(errs.PermissionDenied, "everything in this sandbox runs as user %s, not %s", only, u).
+	if u.UID != own.UID {
+		return u, errs.New(errs.PermissionDenied, "everything in this sandbox runs as user %s, not %s", own, u).
 			WithHint("profile standard has other users")
 	}
 	return u, nil

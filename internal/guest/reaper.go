@@ -39,8 +39,9 @@ type exit struct {
 type child struct {
 	r     *reaper
 	pid   int
-	ended func(exit) // called by the reaper; must not block
+	ended func(exit) // called by the reaper; must not block; nil while somebody else waits (see take)
 	gone  bool       // guarded by r.mu
+	exit  exit       // once gone, where somebody else waits
 }
 
 func newReaper(orphaned func()) *reaper {
@@ -52,6 +53,18 @@ func newReaper(orphaned func()) *reaper {
 // start runs fork, which returns the pid of a new child, and calls ended when that child has ended:
 // maybe before start returns.
 func (r *reaper) start(fork func() (int, error), ended func(exit)) (*child, error) {
+	c, err := r.fork(fork)
+	if err != nil {
+		return nil, err
+	}
+	r.adopt(c, ended)
+	return c, nil
+}
+
+// fork runs fork, which returns the pid of a new child. The caller waits for the child by itself and asks
+// for its end with take, or leaves it to the reaper with adopt. A reaper that has nothing to wait for is
+// not woken.
+func (r *reaper) fork(fork func() (int, error)) (*child, error) {
 	r.mu.Lock()
 	r.starting++
 	r.mu.Unlock()
@@ -59,15 +72,16 @@ func (r *reaper) start(fork func() (int, error), ended func(exit)) (*child, erro
 	pid, err := fork()
 
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.starting--
-	r.born++
-	c := &child{r: r, pid: pid, ended: ended}
+	c := &child{r: r, pid: pid}
 	e, isEarly := r.early[pid]
 	switch {
 	case err != nil:
 		// A child that failed before it executed is an unknown pid like any orphan.
+		r.lookLocked()
 	case isEarly:
-		c.gone = true
+		c.gone, c.exit = true, e
 		delete(r.early, pid)
 	default:
 		r.children[pid] = c
@@ -75,15 +89,52 @@ func (r *reaper) start(fork func() (int, error), ended func(exit)) (*child, erro
 	if r.starting == 0 {
 		clear(r.early)
 	}
-	r.started.Broadcast()
-	r.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	if isEarly {
-		ended(e)
-	}
 	return c, nil
+}
+
+// adopt has the reaper wait for a child, and call ended when it has ended: maybe before adopt returns.
+func (r *reaper) adopt(c *child, ended func(exit)) {
+	r.mu.Lock()
+	c.ended = ended
+	gone := c.gone
+	r.lookLocked()
+	r.mu.Unlock()
+	if gone {
+		ended(c.exit)
+	}
+}
+
+// take reaps a child that has ended, unless the reaper has done so already. It reports false where the child
+// lives.
+func (r *reaper) take(c *child) (exit, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !c.gone {
+		if pid, err := wait4(c.pid, &c.exit); pid != c.pid || err != nil {
+			return exit{}, false
+		}
+		c.gone = true
+		delete(r.children, c.pid)
+	}
+	// Is anything left that can end? Who ends while nobody waits is told of here.
+	c.exit.alone = unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) == unix.ECHILD
+	if !c.exit.alone {
+		r.lookLocked()
+	}
+	return c.exit, true
+}
+
+// lookLocked says that there may be a child to wait for.
+func (r *reaper) lookLocked() {
+	r.born++
+	r.started.Broadcast()
+}
+
+func wait4(pid int, e *exit) (int, error) {
+	return unix.Wait4(pid, &e.status, unix.WNOHANG, &e.usage)
 }
 
 // run reaps until the process ends. It blocks a thread in the kernel rather than wait for SIGCHLD,
@@ -116,7 +167,7 @@ func (r *reaper) reap() {
 	for {
 		var e exit
 		r.mu.Lock()
-		pid, err := unix.Wait4(-1, &e.status, unix.WNOHANG, &e.usage)
+		pid, err := wait4(-1, &e)
 		if pid <= 0 || err != nil {
 			r.mu.Unlock()
 			if err == unix.EINTR {
@@ -129,6 +180,9 @@ func (r *reaper) reap() {
 		if c != nil {
 			c.gone = true
 			delete(r.children, pid)
+			if c.ended == nil {
+				c.exit, c = e, nil // who waits for it finds that here
+			}
 		} else {
 			orphans = true
 			if r.starting > 0 {

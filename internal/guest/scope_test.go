@@ -129,6 +129,7 @@ func TestScopeLeftover(t *testing.T) {
 		info, err := r.Get(t.Context(), "left")
 		return err == nil && info.Leftover == 0
 	})
+	r.Close() // drops the connection that is kept for the next process
 	testenv.Eventually(t, 5*time.Second, "its files are closed", func() bool {
 		after, err := r.Status(t.Context())
 		return err == nil && after.Open <= before.Open

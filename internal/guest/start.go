@@ -52,23 +52,40 @@ func (g *Guest) start(r guestwire.StartProcess, files []*os.File) (p *process, a
 	return p, false, p.err
 }
 
+// startFresh starts a process of its own, which reaper and pumps look after.
 func (g *Guest) startFresh(p *process, r guestwire.StartProcess, files []*os.File, undo *cleanup.Stack) error {
-	attr, err := g.plan(p, &r)
+	attr, s, err := g.prepare(p, &r, files, undo)
 	if err != nil {
 		return err
+	}
+	child, err := g.reaper.fork(func() (int, error) { return g.cfg.Spawner.Start(*attr) })
+	if err != nil {
+		return startError(err, &r, attr)
+	}
+	undo.Release()
+	p.begun(child, s)
+	g.lookAfter(p, s)
+	p.limitTime(time.Duration(r.TimeoutMS) * time.Millisecond)
+	return nil
+}
+
+// prepare does all that a start takes before the fork.
+func (g *Guest) prepare(p *process, r *guestwire.StartProcess, files []*os.File, undo *cleanup.Stack) (*spawn.Attr, *streams, error) {
+	attr, err := g.plan(p, r)
+	if err != nil {
+		return nil, nil, err
 	}
 	attr.Scope = spawn.Scope{Layout: r.Scope, Files: files}
 	if p.tree, err = newTree(attr.Scope); err != nil {
-		return errs.Wrap(err, errs.InvalidArgument, "%v", err)
+		return nil, nil, errs.Wrap(err, errs.InvalidArgument, "%v", err)
 	}
-	found, noScope := p.tree.(*descent)
-	if noScope {
+	if found, noScope := p.tree.(*descent); noScope {
 		found.mark = p.id
 		attr.Env = append(attr.Env, markVariable+"="+p.id)
 	}
-	s, err := g.streams(p, &r, attr, undo)
+	s, err := g.streams(p, r, attr, undo)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	p.out = g.pool.NewBuffer(r.Buffer, r.Hold)
 	undo.Add(p.out.Drop)
@@ -78,21 +95,27 @@ func (g *Guest) startFresh(p *process, r guestwire.StartProcess, files []*os.Fil
 	}
 	p.open = len(s.ours)
 	p.info.Started = time.Now().UnixNano()
-	p.child, err = g.reaper.start(func() (int, error) { return g.cfg.Spawner.Start(*attr) }, p.hasEnded)
-	if err != nil {
-		return startError(err, &r, attr)
+	return attr, s, nil
+}
+
+// begun takes note of the process's birth.
+func (p *process) begun(c *child, s *streams) {
+	s.closeTheirs()
+	p.child = c
+	p.info.PID = c.pid
+	if found, noScope := p.tree.(*descent); noScope {
+		found.pid = c.pid
 	}
-	undo.Release()
-	closeFiles(s.theirs)
-	p.info.PID = p.child.pid
-	if noScope {
-		found.pid = p.child.pid
+}
+
+// lookAfter has pumps read what the process prints, and the reaper wait for its end.
+func (g *Guest) lookAfter(p *process, s *streams) {
+	for i := range s.ours {
+		if o := &s.ours[i]; o.live() {
+			go p.pump(o.take(), o.kind, &g.chunks)
+		}
 	}
-	for i, f := range s.ours {
-		go p.pump(f, s.kinds[i], &g.chunks)
-	}
-	p.limitTime(time.Duration(r.TimeoutMS) * time.Millisecond)
-	return nil
+	g.reaper.adopt(p.child, p.hasEnded)
 }
 
 // limitTime arms the timeout, unless the process has ended already.
@@ -252,75 +275,117 @@ func checkDir(dir string) error {
 	return nil // what PID 1 can't tell, the process will
 }
 
+// source is where output of one kind comes from: our end of a pipe, or of a terminal.
+type source struct {
+	fd   int      // a pipe's; -1: closed, or another's
+	file *os.File // a terminal's
+	kind guestwire.Stream
+}
+
+func (o *source) live() bool { return o.fd >= 0 || o.file != nil }
+
+// take hands the source over as a file for Go's poller.
+func (o *source) take() *os.File {
+	f := o.file
+	if f == nil {
+		_ = unix.SetNonblock(o.fd, true) // can't fail on an open pipe
+		f = os.NewFile(uintptr(o.fd), "pipe")
+	}
+	o.fd, o.file = -1, nil
+	return f
+}
+
+func (o *source) close() {
+	switch {
+	case o.fd >= 0:
+		_ = unix.Close(o.fd)
+	case o.file != nil:
+		_ = o.file.Close()
+	}
+	o.fd, o.file = -1, nil
+}
+
 // streams are the ends of a process's standard streams.
 type streams struct {
-	ours, theirs []*os.File
-	kinds        []guestwire.Stream
+	ours   []source
+	theirs []int
+	term   *os.File // their end of a terminal
+}
+
+func (s *streams) closeTheirs() {
+	for _, fd := range s.theirs {
+		_ = unix.Close(fd)
+	}
+	s.theirs = nil
+	if s.term != nil {
+		_ = s.term.Close()
+	}
+}
+
+func (s *streams) close() {
+	for i := range s.ours {
+		s.ours[i].close()
+	}
+	s.closeTheirs()
 }
 
 // streams makes the standard streams and puts the child's ends into attr.
 func (g *Guest) streams(p *process, r *guestwire.StartProcess, attr *spawn.Attr, undo *cleanup.Stack) (*streams, error) {
 	s := &streams{}
-	undo.Add(func() { closeFiles(s.ours); closeFiles(s.theirs) })
+	undo.Add(s.close)
 	if r.TTY {
 		master, term, err := pty.Open(attr.UID, r.Rows, r.Cols)
 		if err != nil {
 			return nil, err
 		}
-		s.ours, s.theirs = []*os.File{master}, []*os.File{term}
-		s.kinds = []guestwire.Stream{guestwire.TTY}
-		p.term = master
+		s.ours = []source{{fd: -1, file: master, kind: guestwire.TTY}}
+		s.term, p.term = term, master
 		p.input = newInput(master, true)
 		attr.Files = []uintptr{term.Fd(), term.Fd(), term.Fd()}
 		attr.Ctty = 0
 		return s, nil
 	}
-	stdin := g.null
+	stdin := uintptr(g.null)
 	switch r.Stdin {
 	case guestwire.StdinNone:
 	case guestwire.StdinPipe:
-		theirs, ours, err := pipe(attr.UID, false)
+		theirs, ours, err := pipe()
 		if err != nil {
 			return nil, err
 		}
-		undo.Add(func() { _ = ours.Close() })
+		in := source{fd: ours}
+		file := in.take()
+		undo.Add(func() { _ = file.Close() })
 		s.theirs = append(s.theirs, theirs)
-		p.input = newInput(ours, false)
-		stdin = theirs
+		p.input = newInput(file, false)
+		stdin = uintptr(theirs)
 	default:
 		return nil, errs.New(errs.InvalidArgument, "unknown kind of standard input: %s", quote(string(r.Stdin)))
 	}
-	attr.Files = []uintptr{stdin.Fd()}
+	attr.Files = append(make([]uintptr, 0, 3), stdin)
 	for _, kind := range [...]guestwire.Stream{guestwire.Stdout, guestwire.Stderr} {
-		ours, theirs, err := pipe(attr.UID, true)
+		ours, theirs, err := pipe()
 		if err != nil {
 			return nil, err
 		}
-		s.ours, s.theirs, s.kinds = append(s.ours, ours), append(s.theirs, theirs), append(s.kinds, kind)
-		attr.Files = append(attr.Files, theirs.Fd())
+		s.ours, s.theirs = append(s.ours, source{fd: ours, kind: kind}), append(s.theirs, theirs)
+		attr.Files = append(attr.Files, uintptr(theirs))
 	}
 	return s, nil
 }
 
-// pipe makes a pipe, of which one end is ours: nonblocking, for Go's poller. It belongs to the
-// process's user, so that /dev/stdout can be opened again inside.
-func pipe(uid uint32, weRead bool) (r, w *os.File, err error) {
+// pipe makes a pipe. Everybody may open it again by /dev/stdout, who can see it there at all: proc shows a
+// process's descriptors to its own user only, and the thread that starts processes may give nothing away
+// to another user.
+func pipe() (r, w int, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		return nil, nil, errs.Wrap(err, errs.ResourceExhausted, "no pipe to be had: %v", err)
+		return -1, -1, errs.Wrap(err, errs.ResourceExhausted, "no pipe to be had: %v", err)
 	}
-	ours := 1
-	if weRead {
-		ours = 0
-	}
-	err = unix.SetNonblock(fds[ours], true)
-	if err == nil && uid != 0 {
-		err = unix.Fchown(fds[0], int(uid), -1) // both ends are one inode
-	}
-	if err != nil {
+	if err := unix.Fchmod(fds[0], 0o666); err != nil { // both ends are one inode
 		_ = unix.Close(fds[0])
 		_ = unix.Close(fds[1])
-		return nil, nil, os.NewSyscallError("prepare pipe", err)
+		return -1, -1, os.NewSyscallError("fchmod", err)
 	}
-	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+	return fds[0], fds[1], nil
 }

@@ -10,8 +10,10 @@ import (
 const (
 	// maxRunning bounds the processes that run or are not complete.
 	maxRunning = 4096
-	// maxEnded bounds the ended ones that are kept.
-	maxEnded = 1024
+	// maxEnded is how many ended ones are kept, and trimEvery how many more there may be until the oldest are
+	// forgotten: to tell who has ended takes a look at each.
+	maxEnded  = 1024
+	trimEvery = 64
 	// recountEvery is how often trees with leftovers are looked at while orphans end.
 	recountEvery = 100 * time.Millisecond
 )
@@ -50,7 +52,7 @@ func (t *table) enter(id string) (p *process, fresh bool, err error) {
 
 // trimLocked forgets the oldest ended processes beyond maxEnded, and returns how many run.
 func (t *table) trimLocked() int {
-	if len(t.order) < maxEnded {
+	if len(t.order) < maxEnded+trimEvery {
 		return len(t.order)
 	}
 	ended := 0

@@ -9,8 +9,9 @@ import (
 	"casemate.dev/internal/errs"
 )
 
-// Client is the server's half: one typed method for each Method. It is safe for concurrent use and
-// holds nothing: each call dials, and ends with its connection.
+// Client is the server's half: one typed method for each Method. It is safe for concurrent use. A call
+// dials, and ends with its connection; but Claim and Run keep theirs for the next Run, since dialling and
+// being accepted cost as much as the rest of a short call. Close drops what is kept.
 //
 // When ctx ends, the call's connection is closed and the error is ctx's. A guest may be hostile and
 // never answer, so callers bound every call by ctx. Other errors have a kind of package errs: what
@@ -18,6 +19,7 @@ import (
 // protocol.
 type Client struct {
 	dial func(ctx context.Context) (net.Conn, error)
+	pool pool
 }
 
 // NewClient returns a client that opens its connections with dial.
@@ -25,12 +27,34 @@ func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
 	return &Client{dial: dial}
 }
 
+// Close drops the connections that are kept. Calls under way go on, and later ones dial.
+func (c *Client) Close() { c.pool.close() }
+
 func (c *Client) begin(ctx context.Context, m Method, body any, files []*os.File) (*exchange, error) {
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, (&exchange{ctx: ctx}).failed(m, err)
 	}
 	return begin(ctx, conn, m, body, files)
+}
+
+// beginKept is begin over a connection that is kept, where there is one, and keeps it afterwards.
+func (c *Client) beginKept(ctx context.Context, m Method, body any, files []*os.File) (*exchange, error) {
+	for {
+		x := &exchange{ctx: ctx, pool: &c.pool}
+		k, ok := c.pool.get()
+		if x.conn, x.r, x.used = k.conn, k.r, ok; !ok {
+			var err error
+			if x.conn, err = c.dial(ctx); err != nil {
+				return nil, x.failed(m, err)
+			}
+		}
+		err := x.send(m, body, files)
+		if err != nil && x.used && ctx.Err() == nil && errs.KindOf(err) == errs.Unavailable {
+			continue // the guest, or a restore of it, has closed the connection meanwhile
+		}
+		return x, err
+	}
 }
 
 func unary[T any](ctx context.Context, c *Client, m Method, body any, files []*os.File) (T, error) {
@@ -60,7 +84,18 @@ func (c *Client) ok(ctx context.Context, m Method, body any) error {
 }
 
 // Claim gives the instance its identity. A second claim fails with FailedPrecondition.
-func (c *Client) Claim(ctx context.Context, r Claim) error { return c.ok(ctx, MethodClaim, r) }
+func (c *Client) Claim(ctx context.Context, r Claim) error {
+	x, err := c.beginKept(ctx, MethodClaim, r, nil)
+	if err != nil {
+		return err
+	}
+	if err := x.reply(nil); err != nil {
+		x.close()
+		return x.failed(MethodClaim, err)
+	}
+	x.done()
+	return nil
+}
 
 // Status asks the guest about itself.
 func (c *Client) Status(ctx context.Context) (Status, error) {
@@ -81,17 +116,23 @@ func (c *Client) Start(ctx context.Context, r StartProcess, files []*os.File) (P
 // stream gives its output and end. Closing the stream does not end the process.
 func (c *Client) Run(ctx context.Context, r RunProcess, files []*os.File) (ProcessInfo, *OutputStream, error) {
 	r.Start = r.Start.escaped()
-	x, err := c.begin(ctx, MethodRun, r, files)
-	if err != nil {
-		return ProcessInfo{}, nil, err
-	}
-	x.buffered()
-	var info ProcessInfo
-	if err := x.reply(&info); err != nil {
+	for {
+		x, err := c.beginKept(ctx, MethodRun, r, files)
+		if err != nil {
+			return ProcessInfo{}, nil, err
+		}
+		x.buffered()
+		var info ProcessInfo
+		err = x.reply(&info)
+		if err == nil {
+			return info, &OutputStream{x: x, method: MethodRun, next: r.Output.Offset}, nil
+		}
 		x.close()
-		return ProcessInfo{}, nil, x.failed(MethodRun, err)
+		if err = x.failed(MethodRun, err); !x.used || ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
+			return ProcessInfo{}, nil, err
+		}
+		// A kept connection has broken. Asking again is safe: an id that exists is attached to.
 	}
-	return info, &OutputStream{x: x, method: MethodRun, next: r.Output.Offset}, nil
 }
 
 // Output opens a process's output at an offset, during and after the run.

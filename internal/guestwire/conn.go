@@ -11,20 +11,47 @@ import (
 	"casemate.dev/internal/errs"
 )
 
-// Conn is the guest's half of one call. It is not safe for concurrent use.
+// Conn is the guest's half of a connection. It is not safe for concurrent use.
 type Conn struct {
 	net.Conn
-	in  []byte
-	out []byte
+	in      []byte
+	out     []byte
+	held    []byte // what Hold keeps back
+	holding bool
+	ended   bool
 }
 
 // NewConn returns the guest's half of a connection.
 func NewConn(c net.Conn) *Conn { return &Conn{Conn: c} }
 
+// Hold keeps back what is written until Flush, which then writes all of it at once.
+func (c *Conn) Hold() { c.holding = true }
+
+// Flush writes what was held back. What is written later goes out at once.
+func (c *Conn) Flush() error {
+	if !c.holding {
+		return nil
+	}
+	c.holding = false
+	_, err := c.Conn.Write(c.held)
+	c.held = c.held[:0]
+	return err
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (int, error) {
+	if c.holding {
+		c.held = append(c.held, p...)
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
 // ReadCall reads the Call that opens the connection, byte for byte and no further, so that the
 // connection can be handed on to another process. The files that came with it belong to the
 // caller; on error there are none.
 func (c *Conn) ReadCall() (Call, []*os.File, error) {
+	c.ended = false
 	var h [headerLen]byte
 	files, err := c.readHeader(&h)
 	if err != nil {
@@ -58,10 +85,15 @@ func (c *Conn) readCall(h [headerLen]byte) (Call, error) {
 	return call, nil
 }
 
+// filesReader is a connection that carries files: a *net.UnixConn, or what stands in for one.
+type filesReader interface {
+	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
+}
+
 // readHeader takes the files with the first byte: the kernel hands them out with the data that they
 // were sent with (unix(7)), and drops them if that is read without recvmsg.
 func (c *Conn) readHeader(h *[headerLen]byte) ([]*os.File, error) {
-	u, ok := c.Conn.(*net.UnixConn)
+	u, ok := c.Conn.(filesReader)
 	if !ok {
 		_, err := io.ReadFull(c.Conn, h[:])
 		return nil, err
@@ -79,7 +111,7 @@ func (c *Conn) readHeader(h *[headerLen]byte) ([]*os.File, error) {
 		if n == 0 {
 			err = io.EOF
 		} else {
-			_, err = io.ReadFull(u, h[n:])
+			_, err = io.ReadFull(c.Conn, h[n:])
 		}
 	}
 	if err != nil {
@@ -120,13 +152,21 @@ func closeAll(files []*os.File) {
 func (c *Conn) ReadFrame() (Frame, error) { return ReadFrame(c.Conn, &c.in) }
 
 // Reply sends the method's answer.
-func (c *Conn) Reply(v any) error { return c.message(FrameReply, v) }
+func (c *Conn) Reply(v any) error { return c.last(c.message(FrameReply, v), v == nil) }
 
 // Event sends one item of a list or a watch.
 func (c *Conn) Event(v any) error { return c.message(FrameEvent, v) }
 
 // End sends the last frame of a stream, with v unless it is nil.
-func (c *Conn) End(v any) error { return c.message(FrameEnd, v) }
+func (c *Conn) End(v any) error { return c.last(c.message(FrameEnd, v), true) }
+
+// Ended reports whether the call's last frame was sent: a FrameEnd, or a FrameReply that only says "ok".
+func (c *Conn) Ended() bool { return c.ended }
+
+func (c *Conn) last(err error, is bool) error {
+	c.ended = err == nil && is
+	return err
+}
 
 // Fail sends why the call did not work.
 func (c *Conn) Fail(err error) error { return c.message(FrameFail, FailureOf(err)) }

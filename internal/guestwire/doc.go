@@ -10,10 +10,14 @@
 //
 // # Connections
 //
-// The server dials, the guest answers; each connection carries one call. There is no multiplexing,
-// so flow control is the socket's own, and closing a connection cancels its call. Calls that start
-// a process are the exception: the process goes on, and only the answer is lost; the same id
-// attaches again.
+// The server dials, the guest answers; a connection carries one call at a time. There is no
+// multiplexing, so flow control is the socket's own, and closing a connection cancels its call. Calls
+// that start a process are the exception: the process goes on, and only the answer is lost; the same
+// id attaches again.
+//
+// Most calls have a connection of their own. One that says so (Call.Keep) leaves its connection open
+// for another such call once its last frame was read; whatever else happens, an error or a caller who
+// leaves, ends the connection.
 //
 // # Frames
 //

@@ -22,26 +22,34 @@ type exchange struct {
 	buf  []byte
 	stop func() bool // detaches conn from ctx
 	once sync.Once
+	pool *pool // where the connection goes after a call that keeps it, or nil
+	used bool  // the connection has carried a call before
 }
 
 // begin sends a call over conn, which it owns from here on, on error too. When ctx ends, the
 // connection is closed, which cancels the call.
 func begin(ctx context.Context, conn net.Conn, m Method, body any, files []*os.File) (*exchange, error) {
 	x := &exchange{ctx: ctx, conn: conn}
-	x.stop = context.AfterFunc(ctx, func() { _ = conn.Close() })
-	if err := sendCall(conn, m, body, files); err != nil {
-		x.close()
-		return nil, x.failed(m, err)
-	}
-	return x, nil
+	return x, x.send(m, body, files)
 }
 
-func sendCall(conn net.Conn, m Method, body any, files []*os.File) error {
+// send sends the call. On error the exchange is closed.
+func (x *exchange) send(m Method, body any, files []*os.File) error {
+	conn := x.conn
+	x.stop = context.AfterFunc(x.ctx, func() { _ = conn.Close() })
+	if err := sendCall(conn, m, body, files, x.pool != nil); err != nil {
+		x.close()
+		return x.failed(m, err)
+	}
+	return nil
+}
+
+func sendCall(conn net.Conn, m Method, body any, files []*os.File, keep bool) error {
 	b, err := Marshal(body)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	payload, err := Marshal(Call{Version: Version, Method: m, Body: b})
+	payload, err := Marshal(Call{Version: Version, Method: m, Body: b, Keep: keep})
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
@@ -80,6 +88,18 @@ func sendWithFiles(conn net.Conn, frame []byte, files []*os.File) error {
 func (x *exchange) close() {
 	x.once.Do(func() {
 		x.stop()
+		_ = x.conn.Close()
+	})
+}
+
+// done ends a call whose last frame was read: its connection may carry another. Idempotent, also with close.
+func (x *exchange) done() {
+	x.once.Do(func() {
+		// What ctx has begun to close, or what holds bytes that nobody asked for, is of no further use.
+		if x.stop() && x.pool != nil && (x.r == nil || x.r.Buffered() == 0) {
+			x.pool.put(kept{x.conn, x.r})
+			return
+		}
 		_ = x.conn.Close()
 	})
 }
@@ -125,7 +145,11 @@ func (x *exchange) frame() (Frame, error) {
 
 // buffered makes later frames be read through a buffer. The connection's bytes can't be handed to
 // anybody else from then on.
-func (x *exchange) buffered() { x.r = bufio.NewReaderSize(x.conn, 4<<10) }
+func (x *exchange) buffered() {
+	if x.r == nil {
+		x.r = bufio.NewReaderSize(x.conn, 4<<10)
+	}
+}
 
 // reply reads the FrameReply into v, which may be nil.
 func (x *exchange) reply(v any) error { return x.expect(FrameReply, v) }

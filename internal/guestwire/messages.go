@@ -356,6 +356,14 @@ type Call struct {
 	Version int             `json:"v"`
 	Method  Method          `json:"method"`
 	Body    json.RawMessage `json:"body,omitempty"`
+	// Keep says that another call may follow on the connection, once this one's last frame was read. Only
+	// claim and process.run keep to it; others, and a FrameFail, end the connection as ever.
+	Keep bool `json:"keep,omitempty"`
+}
+
+// Keeps reports whether the connection may carry another call after this one.
+func (c *Call) Keeps() bool {
+	return c.Keep && (c.Method == MethodRun || c.Method == MethodClaim)
 }
 
 // Failure is the payload of a FrameFail. Kind is a machine word of package errs.

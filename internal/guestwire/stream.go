@@ -38,11 +38,11 @@ func (s *OutputStream) Next() (Item, error) {
 		return Item{}, s.err
 	}
 	item, err := s.read()
-	if err != nil {
-		if err != io.EOF {
-			err = s.x.failed(s.method, err)
-		}
+	if err == io.EOF {
 		s.err = err
+		s.x.done()
+	} else if err != nil {
+		s.err = s.x.failed(s.method, err)
 		s.x.close()
 	}
 	return item, s.err

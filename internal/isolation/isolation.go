@@ -129,8 +129,10 @@ type Scope interface {
 	// Kill ends everything in the scope from the host's side. Idempotent.
 	Kill(ctx context.Context) error
 	// Recycle is Close for a process that ended by itself and left nothing alive, and whose guest will not
-	// touch the files any more: the group may then serve another process. Idempotent, as Close.
-	Recycle() error
+	// touch the files any more: the group may then serve another process. It takes no time, and reports
+	// false where it can't be; then Close is due. That nothing lives in it is the caller's word: no process
+	// can get into an empty group but by the guest.
+	Recycle() bool
 	// Close closes the files, kills what is left and removes the group. Idempotent.
 	Close() error
 }

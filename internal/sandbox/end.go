@@ -117,6 +117,7 @@ func (m *Manager) destroy(b *box) bool {
 		err := b.inst.Destroy(ctx)
 		cancel()
 		if err == nil {
+			b.guest.Close()
 			return true
 		}
 		m.log.Error("cannot destroy a sandbox; trying again", "sandbox", b.id, "in", wait, "error", err)

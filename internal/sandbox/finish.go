@@ -219,24 +219,27 @@ func (m *Manager) readOOM(b *box) (int64, bool) {
 	return kills, true
 }
 
-// retireLocked moves a process to those that have ended, and lets go of its scope, which takes
-// longer than anybody should wait, in the background.
+// retireLocked moves a process to those that have ended, and lets go of its scope: at once where it can
+// serve another process, else in the background, since that takes longer than anybody should wait.
 func (m *Manager) retireLocked(b *box, pr *proc) {
 	b.recent = append(b.recent, pr.id)
 	var old []*proc
 	for len(b.recent) > keepEnded {
-		if o := b.procs[b.recent[0]]; o != nil {
+		if o := b.procs[b.recent[0]]; o != nil && o.scope != nil {
 			old = append(old, o)
 		}
 		delete(b.procs, b.recent[0])
 		b.recent = b.recent[1:]
 	}
-	sample := m.clock.Now().Sub(b.oomRead) > oomSample && (b.sb.State == Running || b.sb.State == Paused)
-	if pr.info.Leftover == 0 {
+	if pr.info.Leftover == 0 && pr.scope != nil && !pr.recycleLocked() {
 		old = append(old, pr)
 	}
+	sample := m.clock.Now().Sub(b.oomRead) > oomSample && (b.sb.State == Running || b.sb.State == Paused)
 	if sample {
 		b.oomRead = m.clock.Now()
+	}
+	if len(old) == 0 && !sample {
+		return
 	}
 	m.background(func() {
 		for _, o := range old {
@@ -248,22 +251,28 @@ func (m *Manager) retireLocked(b *box, pr *proc) {
 	})
 }
 
+// recycleLocked gives the scope of an ended process, in which nothing lives, to the next one. That nothing
+// lives there is the guest's word: it puts processes into scopes and could leave one out altogether, so a
+// look from here would prove nothing. One that was ended may still be seen to its death by the guest, who
+// must not hit another process.
+func (pr *proc) recycleLocked() bool {
+	if pr.info.End != EndExited || !pr.scope.Recycle() {
+		return false
+	}
+	pr.scope = nil
+	return true
+}
+
 // letGo closes the scope of an ended process if nothing lives in it. What lives on, say a server
 // that a shell left behind, keeps its scope until the sandbox ends.
 func (pr *proc) letGo() {
 	pr.box.mu.Lock()
-	scope, byItself := pr.scope, pr.info.End == EndExited
+	scope := pr.scope
 	pr.box.mu.Unlock()
 	if scope == nil {
 		return
 	}
-	if empty, err := scope.Empty(); err != nil || !empty {
-		return
-	}
-	// One that was ended may still be seen to its death by the guest, who must not hit another process.
-	if byItself {
-		pr.recycleScope()
-	} else {
+	if empty, err := scope.Empty(); err == nil && empty {
 		pr.closeScope()
 	}
 }

@@ -46,6 +46,7 @@ type guest interface {
 	Interrupt(ctx context.Context, r guestwire.RunRef) (guestwire.InterruptReply, error)
 	RestartContext(ctx context.Context, id string) (guestwire.ContextInfo, error)
 	DeleteContext(ctx context.Context, id string) error
+	Close()
 }
 
 var _ guest = (*guestwire.Client)(nil)

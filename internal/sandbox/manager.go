@@ -92,6 +92,9 @@ func (m *Manager) Close(ctx context.Context, stopSandboxes bool) error {
 	for _, b := range boxes {
 		b.mu.Lock()
 		b.stopTimersLocked()
+		if b.guest != nil {
+			b.guest.Close()
+		}
 		b.mu.Unlock()
 	}
 	m.mu.Lock()

@@ -327,12 +327,6 @@ func (pr *proc) closeScope() {
 	}
 }
 
-func (pr *proc) recycleScope() {
-	if scope := pr.takeScope(); scope != nil {
-		_ = scope.Recycle()
-	}
-}
-
 func (pr *proc) takeScope() isolation.Scope {
 	pr.box.mu.Lock()
 	defer pr.box.mu.Unlock()

@@ -26,13 +26,20 @@ func PutProcess(p Process) Write { return p.write(redoPutProcess, putProcess) }
 func AddProcess(p Process) Write { return p.write(redoAddProcess, addProcess) }
 
 func (p Process) write(kind byte, query string) Write {
-	return Write{
+	row := p.Sandbox + "/" + p.ID
+	w := Write{
 		do: func(tx *Tx) error { return p.insert(tx, query) },
 		redo: func(b []byte) []byte {
 			b = appendText(appendText(append(b, kind), p.Sandbox), p.ID)
 			return appendText(binary.AppendVarint(binary.AppendVarint(b, p.Started), p.Ended), p.Body)
 		},
 	}
+	if kind == redoAddProcess {
+		w.adds = row
+	} else {
+		w.puts = row
+	}
+	return w
 }
 
 func (p Process) insert(tx *Tx, query string) error {

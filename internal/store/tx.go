@@ -17,6 +17,10 @@ type Write struct {
 	do func(tx *Tx) error
 	// redo appends the write in the form that the spool holds; nil: it has none.
 	redo func(b []byte) []byte
+	// puts names the row that the write sets whatever was there, adds the one that it makes unless it is
+	// there; "" for neither. In one transaction a row that is put need not be added: most processes end
+	// before their start has reached the database.
+	puts, adds string
 }
 
 // Func returns a write that does what do does. do may be run twice: if a transaction fails, each of

@@ -220,10 +220,14 @@ func (w *writer) commit(batch ...*op) error {
 		return err
 	}
 	synced := false
+	put := putBy(batch)
 	err := w.tx.transact(func() error {
 		for _, o := range batch {
 			synced = synced || o.Synced
 			for _, write := range o.Writes {
+				if write.adds != "" && put[write.adds] {
+					continue
+				}
 				if err := write.do(w.tx); err != nil {
 					return err
 				}
@@ -239,6 +243,19 @@ func (w *writer) commit(batch ...*op) error {
 	}
 	w.syncer.dirty()
 	return nil
+}
+
+// putBy returns the rows that a batch puts.
+func putBy(batch []*op) map[string]bool {
+	put := make(map[string]bool)
+	for _, o := range batch {
+		for _, write := range o.Writes {
+			if write.puts != "" {
+				put[write.puts] = true
+			}
+		}
+	}
+	return put
 }
 
 func (w *writer) flush() error {

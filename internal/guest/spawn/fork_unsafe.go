@@ -26,9 +26,6 @@ func beforeFork()
 //go:linkname afterFork syscall.runtime_AfterFork
 func afterFork()
 
-//go:linkname afterForkInChild syscall.runtime_AfterForkInChild
-func afterForkInChild()
-
 //go:linkname entersyscall runtime.entersyscall
 func entersyscall()
 
@@ -82,6 +79,7 @@ type limit struct {
 type texts struct {
 	zero, empty [2]byte
 	byDefault   [4]uint64 // struct sigaction of the kernel: SIG_DFL, nothing else
+	noSignal    uint64    // an empty signal mask
 }
 
 // fork runs the plan and returns the child's pid once it executes the program or has failed (then
@@ -136,18 +134,33 @@ func (p *plan) enter(t *texts) {
 	if p.session {
 		p.call(stepSession, unix.SYS_SETSID, 0, 0, 0)
 	}
-	// Signal handlers to their defaults, then the signal mask as this thread had it: empty.
-	afterForkInChild()
-	// The runtime leaves alone what the C library uses (32 to 34). Ignored ones survive the exec, and
-	// glibc's posix_spawn, as make has it, starts programs with 32 ignored.
-	for sig := uintptr(32); sig <= 34; sig++ {
-		p.call4(stepSession, unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&t.byDefault)), 0, 8)
-	}
+	p.calm(t)
 	p.place()
 	if p.ctty >= 0 {
 		// Argument 0: never steal a terminal from another session.
 		p.call(stepSession, unix.SYS_IOCTL, uintptr(p.ctty), unix.TIOCSCTTY, 0)
 	}
+}
+
+// sigSetMask is SIG_SETMASK of Linux on all architectures but alpha, mips, parisc and sparc.
+const sigSetMask = 2
+
+// calm gives signals their default actions, then empties the mask, which beforeFork has filled. What
+// signals.Shield did for PID 1 holds here too, and spares a call for each of them. Left are the runtime's
+// own SIGURG and what the C library uses (32 to 34): ignored ones survive the exec, and glibc's posix_spawn,
+// as make has it, starts programs with 32 ignored.
+//
+//go:norace
+//go:nocheckptr
+//go:nosplit
+//go:noinline
+func (p *plan) calm(t *texts) {
+	byDefault := uintptr(unsafe.Pointer(&t.byDefault))
+	p.call4(stepSession, unix.SYS_RT_SIGACTION, uintptr(unix.SIGURG), byDefault, 0, 8)
+	for sig := uintptr(32); sig <= 34; sig++ {
+		p.call4(stepSession, unix.SYS_RT_SIGACTION, sig, byDefault, 0, 8)
+	}
+	p.call4(stepSession, unix.SYS_RT_SIGPROCMASK, sigSetMask, uintptr(unsafe.Pointer(&t.noSignal)), 0, 8)
 }
 
 // place puts the descriptors where the child wants them and closes all others now rather than at the

@@ -13,6 +13,10 @@
 // processes could neither signal nor trace each other. All of the payload shares one domain, so one
 // thread forks everything. With vfork it is busy for about 60 µs per process.
 //
+// It waits for two things at once: what other goroutines ask it to start (Start, StartWorker), and one
+// descriptor that it attends to itself (Attend). Who is attended to starts processes without handing
+// over to another thread and back, which costs more than the rest of a start; see Seat.
+//
 // # Control groups of single processes
 //
 // The child places itself between fork and exec: it writes "0" to the scope's "tasks" file (v1,
@@ -50,15 +54,21 @@ type Spawner struct {
 	limits  []limit
 	exe     int      // the guest's own program, as a path descriptor
 	null    *os.File // /dev/null
-	jobs    chan job
-	closed  chan struct{}
-	close   sync.Once
+	wake    int      // an event descriptor that ends the thread's waiting
+	seat    Seat     // the thread's own
+	guard   guard
+
+	// mu guards the fields below, and that wake is open while closed is not set.
+	mu     sync.Mutex
+	queue  []job
+	closed bool
 }
 
-// job is a plan on its way to the thread.
+// job is a plan on its way to the thread, or a Post to attend to.
 type job struct {
 	plan *plan
 	done chan<- result
+	post *Post
 }
 
 type result struct {
@@ -69,7 +79,8 @@ type result struct {
 // New makes the thread and puts the walls on it. It fails if any of them can't be put in place; then
 // nothing was started and the thread is gone. The calling process must be uid 0 of its user namespace,
 // hold SETPCAP, SYS_ADMIN, SETUID, SETGID and w.Capabilities in it, and see a proc file system at
-// /proc and a /dev/null.
+// /proc and a /dev/null. It must be shielded (signals.Shield), since children run no handler of it but
+// those that Shield leaves in place.
 //
 // join are write-only "tasks" files of the payload's control groups (v1: memory, cpu, pids; not the
 // freezer, so that a paused sandbox does not stop a thread of PID 1). On v2 there are none: there a
@@ -98,7 +109,8 @@ func (t *Thread) Discard() { close(t.serve) }
 
 // Raise is New on a prepared thread, which serves once; on error it is gone.
 func (t *Thread) Raise(w guestwire.Walls, join []*os.File) (*Spawner, error) {
-	s := &Spawner{walls: w, exe: -1, jobs: make(chan job), closed: make(chan struct{})}
+	s := &Spawner{walls: w, exe: -1, wake: -1}
+	s.seat.s = s
 	undo := cleanup.New(func() { s.release() })
 	defer undo.Run()
 	if err := s.open(); err != nil {
@@ -132,6 +144,9 @@ func (s *Spawner) open() error {
 	if s.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return err
 	}
+	if s.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return os.NewSyscallError("eventfd", err)
+	}
 	s.limits, err = limitsOf(s.walls.Rlimits)
 	return err
 }
@@ -157,18 +172,27 @@ func offMainThread(f func()) {
 	}()
 }
 
-// run forks what comes, until Close.
+// run forks what comes and attends to what it is told to, until Close.
 func (s *Spawner) run() {
-	for {
-		select {
-		case j := <-s.jobs:
-			pid, err := j.plan.run()
-			j.done <- result{pid, err}
-		case <-s.closed:
-			s.release()
-			return
-		}
+	for s.seat.attend() {
 	}
+	s.release()
+}
+
+// give hands the thread a job. It reports false after Close.
+func (s *Spawner) give(j job) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.queue = append(s.queue, j)
+	s.wakeLocked()
+	return true
+}
+
+func (s *Spawner) wakeLocked() {
+	_, _ = unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only where a wake is due anyway
 }
 
 // release closes the Spawner's descriptors.
@@ -178,6 +202,9 @@ func (s *Spawner) release() {
 	}
 	if s.null != nil {
 		_ = s.null.Close()
+	}
+	if s.wake >= 0 {
+		_ = unix.Close(s.wake)
 	}
 }
 
@@ -218,14 +245,12 @@ func (s *Spawner) start(a Attr, exe int) (int, error) {
 		return 0, &Error{StepCheck, err}
 	}
 	done := make(chan result, 1)
-	select {
-	case s.jobs <- job{p, done}:
-		r := p.wait(done)
-		runtime.KeepAlive(a.Scope.Files)
-		return r.pid, r.err
-	case <-s.closed:
+	if !s.give(job{plan: p, done: done}) {
 		return 0, ErrClosed
 	}
+	r := p.wait(done)
+	runtime.KeepAlive(a.Scope.Files)
+	return r.pid, r.err
 }
 
 const (
@@ -246,17 +271,27 @@ func (p *plan) wait(done <-chan result) result {
 		case r := <-done:
 			return r
 		case <-prod.C:
-			// Until done the child is not reaped unless it has died this moment, so the pid is its own.
-			if pid := atomic.LoadInt32(&p.child); pid > 1 {
-				_ = unix.Kill(int(pid), unix.SIGCONT)
-			}
+			p.prod()
 			prod.Reset(prodEvery)
 		}
 	}
 }
 
+// prod tells the child to go on. Until the fork has returned the child is not reaped unless it has died this
+// moment, so the pid is its own.
+func (p *plan) prod() {
+	if pid := atomic.LoadInt32(&p.child); pid > 1 {
+		_ = unix.Kill(int(pid), unix.SIGCONT)
+	}
+}
+
 // Close ends the thread once it has finished what it is at. Processes go on. Idempotent.
 func (s *Spawner) Close() error {
-	s.close.Do(func() { close(s.closed) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.closed = true
+		s.wakeLocked()
+	}
 	return nil
 }

@@ -95,6 +95,6 @@ func (s *scope) Kill(context.Context) error {
 	return nil
 }
 
-func (s *scope) Recycle() error { return s.Close() }
+func (s *scope) Recycle() bool { return false }
 
 func (s *scope) Close() error { return s.Kill(context.Background()) }

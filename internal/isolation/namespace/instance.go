@@ -378,12 +378,7 @@ func (s *scope) Close() error {
 }
 
 // Recycle implements isolation.Scope.
-func (s *scope) Recycle() error {
-	if s.forgotten() {
-		return s.Close()
-	}
-	return s.Scope.Recycle()
-}
+func (s *scope) Recycle() bool { return !s.forgotten() && s.Scope.Recycle() }
 
 func (s *scope) forgotten() bool {
 	s.i.mu.Lock()
@@ -398,7 +393,7 @@ func (noScope) Files() []*os.File          { return nil }
 func (noScope) Layout() []string           { return nil }
 func (noScope) Empty() (bool, error)       { return true, nil }
 func (noScope) Kill(context.Context) error { return nil }
-func (noScope) Recycle() error             { return nil }
+func (noScope) Recycle() bool              { return false }
 func (noScope) Close() error               { return nil }
 
 func (b *Backend) socketPath(name string) string { return filepath.Join(b.cfg.RunDir, name+".sock") }

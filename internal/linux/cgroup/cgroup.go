@@ -278,11 +278,18 @@ func (g *Group) takeIdle(id string) *Scope {
 	return &Scope{id: id, group: g, driver: driver, layout: s.layout, files: s.files}
 }
 
-// keepIdle takes a scope that is empty, and reports whether it did.
-func (g *Group) keepIdle(s *Scope) bool {
+// mayKeep reports whether there is room for a scope that is empty.
+func (g *Group) mayKeep(s *Scope) bool {
 	if _, ok := s.driver.(renamer); !ok {
 		return false
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.over && len(g.idle) < maxIdle
+}
+
+// keepIdle takes a scope that mayKeep lets in, unless the room has gone meanwhile.
+func (g *Group) keepIdle(s *Scope) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over || len(g.idle) >= maxIdle {

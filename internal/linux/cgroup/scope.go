@@ -56,18 +56,20 @@ func (s *Scope) Empty() (bool, error) { return s.driver.empty() }
 // Kill ends everything in the scope and returns when it is empty. Idempotent.
 func (s *Scope) Kill(ctx context.Context) error { return s.driver.kill(ctx) }
 
-// Recycle is Close for the scope of a process that ended by itself and left nothing alive: the group may
-// serve another process. The caller must know that nobody is about to kill or freeze it by its files.
-func (s *Scope) Recycle() error {
-	if empty, err := s.Empty(); err == nil && empty {
-		s.closeOnce.Do(func() {
-			// A Scope of its own: this one stays closed, whoever still holds it.
-			if !s.group.keepIdle(&Scope{id: s.id, group: s.group, driver: s.driver, layout: s.layout, files: s.files}) {
-				s.closeErr = s.close()
-			}
-		})
+// Recycle is Close for the scope of a process that ended by itself and left nothing alive: the group will
+// serve another process. The caller must know that nobody is about to kill or freeze it by its files. It
+// reports false where the group can't be kept; then Close is due.
+func (s *Scope) Recycle() bool {
+	if !s.group.mayKeep(s) {
+		return false
 	}
-	return s.Close()
+	s.closeOnce.Do(func() {
+		// A Scope of its own: this one stays closed, whoever still holds it.
+		if !s.group.keepIdle(&Scope{id: s.id, group: s.group, driver: s.driver, layout: s.layout, files: s.files}) {
+			s.closeErr = s.close() // another was faster
+		}
+	})
+	return true
 }
 
 // Close closes the files, kills what is left and removes the group. Idempotent.
