@@ -86,12 +86,14 @@ func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *
 	var theirs []*os.File
 	undo.Add(func() { closeFiles(theirs) })
 	for _, ours := range []**os.File{&d.Output, &d.Errors} {
-		rd, wr, err := pipe(attr.UID, true)
+		rd, wr, err := pipe()
 		if err != nil {
 			return nil, nil, err
 		}
-		undo.Add(func() { _ = rd.Close() })
-		*ours, theirs = rd, append(theirs, wr)
+		from := source{fd: rd}
+		file := from.take()
+		undo.Add(func() { _ = file.Close() })
+		*ours, theirs = file, append(theirs, os.NewFile(uintptr(wr), "pipe"))
 	}
 	var control *os.File
 	var err error
@@ -105,7 +107,7 @@ func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *
 		return nil, nil, err
 	}
 	theirs = append(theirs, source)
-	attr.Files = []uintptr{g.null.Fd(), theirs[0].Fd(), theirs[1].Fd(), control.Fd(), source.Fd()}
+	attr.Files = []uintptr{uintptr(g.null), theirs[0].Fd(), theirs[1].Fd(), control.Fd(), source.Fd()}
 	return d, theirs, nil
 }
 

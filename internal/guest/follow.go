@@ -29,6 +29,10 @@ func newHangup(c *guestwire.Conn) *hangup {
 	return h
 }
 
+// hungUp returns a channel that is closed when the caller has closed the connection. It carries no further
+// call then.
+func hungUp(c *guestwire.Conn) <-chan struct{} { return newHangup(c).gone }
+
 // stop ends the looking, so that the connection can carry another call.
 func (h *hangup) stop() error {
 	_ = h.c.SetReadDeadline(time.Unix(1, 0))
@@ -178,7 +182,7 @@ func (g *Guest) serveRef(c *guestwire.Conn, call guestwire.Call) error {
 	if call.Method == guestwire.MethodWait {
 		select {
 		case <-p.done:
-		case <-newHangup(c).gone:
+		case <-hungUp(c):
 			return nil
 		}
 	}

@@ -107,7 +107,7 @@ func Serve(ctx context.Context, l net.Listener, cfg Config) error {
 	}
 	g.reaper = newReaper(g.processes.orphaned)
 	g.workers = newWorkers(g)
-	g.contexts = contexts.New(contexts.Config{Launcher: launcher{g}, Hangup: hangup})
+	g.contexts = contexts.New(contexts.Config{Launcher: launcher{g}, Hangup: hungUp})
 	g.memory = newMemory(2*orDefault(cfg.Output, DefaultOutput) + contexts.Memory + headroom)
 	go g.reaper.run()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })

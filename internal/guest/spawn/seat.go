@@ -32,7 +32,7 @@ func (s *Spawner) Attend(p Post) {
 type Seat struct {
 	s    *Spawner
 	post *Post // what is attended to
-	busy bool  // its Ready runs
+	runs *Post // whose Ready runs
 	over bool  // the Spawner is closed
 	poll []unix.PollFd
 	jobs []job
@@ -56,9 +56,9 @@ func (t *Seat) attend() bool {
 	if t.post != post {
 		return true
 	}
-	t.busy = true
+	t.runs = post
 	keep := post.Ready(t)
-	t.busy = false
+	t.runs = nil
 	switch {
 	case !keep && t.post == post:
 		t.post = nil
@@ -72,7 +72,7 @@ func (t *Seat) attend() bool {
 func (t *Seat) replace(p *Post) {
 	old := t.post
 	t.post = p
-	if old != nil && !t.busy {
+	if old != nil && old != t.runs { // that one is relieved once its Ready has returned
 		old.Relieved()
 	}
 }
