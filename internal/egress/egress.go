@@ -150,7 +150,8 @@ type Refusal struct {
 	Proto   rules.Proto   `json:"proto"`
 	Target  string        `json:"target"` // host:port, or a name
 	Verdict rules.Verdict `json:"verdict"`
-	Count   int           `json:"count,omitempty"` // how often since Time, where it was more than once
+	Last    time.Time     `json:"last"`  // when it was refused the last time
+	Count   int           `json:"count"` // how often
 }
 
 // Error implements error.
@@ -187,4 +188,11 @@ type Event struct {
 	Status  int            `json:"status,omitempty"`
 	Count   int            `json:"count,omitempty"`
 	Note    string         `json:"note,omitempty"`
+}
+
+// Usage is what a sandbox has moved and has open.
+type Usage struct {
+	Sent        int64 `json:"sent"`
+	Received    int64 `json:"received"`
+	Connections int   `json:"connections"`
 }

@@ -76,3 +76,16 @@ func embedded(a netip.Addr) (netip.Addr, bool) {
 	}
 	return netip.Addr{}, false
 }
+
+// Special reports whether an address needs a rule of its own.
+func (s *Set) Special(a netip.Addr) bool {
+	if _, found := s.special.of(a); found {
+		return true
+	}
+	e, ok := embedded(a)
+	if !ok {
+		return false
+	}
+	_, found := s.special.of(e)
+	return found
+}

@@ -1,7 +1,7 @@
-// Package netns sets up the network namespace that the calling process is in.
+// Package netns enters network namespaces, and sets up new ones.
 //
-// What belongs here: what a new, empty network namespace needs before programs can use it. What does
-// not: devices that lead out of it, which are the gateway's.
+// What belongs here: what a new, empty network namespace needs before programs can use it, and acting in
+// another one. What does not: devices that lead out of it (package tap). The guest links this package.
 package netns
 
 import (

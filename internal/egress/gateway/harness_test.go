@@ -1,0 +1,171 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/address"
+	"casemate.dev/internal/egress/rules"
+	"casemate.dev/internal/linux/netns"
+	"casemate.dev/internal/linux/tap"
+	"casemate.dev/internal/testenv/world"
+)
+
+func TestMain(m *testing.M) { os.Exit(world.Main(m)) }
+
+// box is a network namespace with a device that the gateway serves, as a sandbox has one.
+type box struct {
+	t  testing.TB
+	id string
+	ns *os.File
+	gw *Gateway
+}
+
+func testTap() tap.Config {
+	s, g := address.Sandbox(), address.Gateway()
+	return tap.Config{
+		Name: address.Device, MTU: address.MTU, MAC: address.MAC(), PeerMAC: address.GatewayMAC(),
+		Addrs: s[:], Gateways: g[:],
+	}
+}
+
+func newGateway(t testing.TB, i egress.Inspector) *Gateway {
+	g := New(Config{Nameservers: []string{world.Resolver + ":53"}, Inspector: i})
+	t.Cleanup(g.Close)
+	return g
+}
+
+func policyOf(t testing.TB, list ...string) egress.Policy {
+	t.Helper()
+	var p egress.Policy
+	for _, text := range list {
+		var r rules.Rule
+		if err := r.UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		p.Rules = append(p.Rules, r)
+	}
+	return p
+}
+
+func newBox(t testing.TB, g *Gateway, id string, p egress.Policy) *box {
+	t.Helper()
+	ns, err := world.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	index, err := tap.Create(ns, testTap())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := tap.Open(ns, address.Device, index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Attach(id, f, p); err != nil {
+		t.Fatal(err)
+	}
+	return &box{t, id, ns, g}
+}
+
+// dial connects from inside to an address.
+func (b *box) dial(network, addr string) (c net.Conn, err error) {
+	err = netns.In(b.ns, func() (err error) {
+		c, err = net.DialTimeout(network, addr, 5*time.Second)
+		return err
+	})
+	return c, err
+}
+
+// resolve asks the gateway, as a program's resolver does.
+func (b *box) resolve(name string, kind uint16) (*dns.Msg, error) {
+	c, err := b.dial("udp", net.JoinHostPort(address.Gateway()[0].String(), "53"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	q := new(dns.Msg)
+	q.SetQuestion(dns.Fqdn(name), kind)
+	q.SetEdns0(1232, false)
+	d := &dns.Conn{Conn: c}
+	if err := d.WriteMsg(q); err != nil {
+		return nil, err
+	}
+	return d.ReadMsg()
+}
+
+// address looks a name up and fails the test where it has no address.
+func (b *box) address(name string) netip.Addr {
+	b.t.Helper()
+	m, err := b.resolve(name, dns.TypeA)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if len(m.Answer) != 1 {
+		b.t.Fatalf("%s: %v", name, m)
+	}
+	a, _ := netip.AddrFromSlice(m.Answer[0].(*dns.A).A)
+	return a
+}
+
+// dialName looks a name up and connects to it.
+func (b *box) dialName(name, port string) (net.Conn, error) {
+	b.t.Helper()
+	return b.dial("tcp", net.JoinHostPort(b.address(name).String(), port))
+}
+
+// client returns an HTTP client inside.
+func (b *box) client() *http.Client {
+	return &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			host, port, err := net.SplitHostPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			if a, err := netip.ParseAddr(host); err == nil {
+				return b.dial("tcp", netip.AddrPortFrom(a, 80).String())
+			}
+			return b.dialName(host, port)
+		},
+	}}
+}
+
+func (b *box) refused(code rules.Code) *egress.Refusal {
+	b.t.Helper()
+	list, err := b.gw.Refused(b.id, time.Time{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for i := range list {
+		if list[i].Verdict.Code == code {
+			return &list[i]
+		}
+	}
+	b.t.Fatalf("no refusal %s among %+v", code, list)
+	return nil
+}
+
+// serveHTTP answers every request with text.
+func serveHTTP(w *world.World, t testing.TB, addr, text string) *world.Log {
+	t.Helper()
+	var seen world.Log
+	srv := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		seen.Add(r.Method + " " + r.Host + r.URL.Path)
+		_, _ = io.WriteString(out, text)
+	})}
+	l := w.Listen(addr)
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return &seen
+}

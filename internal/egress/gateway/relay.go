@@ -1,0 +1,236 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/egress/peek"
+	"casemate.dev/internal/egress/rules"
+)
+
+// relay copies between the sandbox and the other side until both have ended, or one fails.
+func (c *conn) relay(in *inner, up net.Conn) {
+	var wg sync.WaitGroup
+	var guard guard
+	guard.answered = make(chan struct{})
+	wg.Go(func() {
+		if err := c.outwards(in, up, &guard); err != nil {
+			c.abort()
+			return
+		}
+		closeWrite(up)
+	})
+	if err := c.inwards(up, in, &guard); err != nil {
+		c.abort()
+	} else {
+		_ = in.CloseWrite()
+	}
+	wg.Wait()
+}
+
+func closeWrite(c net.Conn) {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		_ = w.CloseWrite()
+	}
+}
+
+// guard looks at what a client sends before it goes on.
+type guard struct {
+	begun    []byte // first bytes that do not say yet what is spoken
+	decided  bool
+	requests *peek.Requests // HTTP/1
+	once     sync.Once
+	answered chan struct{} // closed once the server has begun to answer
+	switched bool          // it agreed to another protocol; set before answered is closed
+}
+
+// outwards copies from the sandbox to the other side.
+func (c *conn) outwards(in *inner, up net.Conn, g *guard) error {
+	for {
+		if err := in.awaitReadable(c.ctx.Done()); err != nil {
+			return err
+		}
+		buf := c.s.gw.frames.get()
+		n, err := in.Read(*buf)
+		if n > 0 {
+			err = errors.Join(err, c.pass((*buf)[:n], up, g))
+		}
+		c.s.gw.frames.put(buf)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// pass sends on what the guard lets through.
+func (c *conn) pass(b []byte, up net.Conn, g *guard) error {
+	if !c.count(len(b), true) {
+		return net.ErrClosed
+	}
+	b, err := c.check(b, g)
+	if err != nil || len(b) == 0 {
+		return err
+	}
+	_, err = up.Write(b)
+	return err
+}
+
+// check looks at bytes of the client and returns those that may go on.
+func (c *conn) check(b []byte, g *guard) ([]byte, error) {
+	if !g.decided {
+		g.begun = append(g.begun, b...)
+		f, more := classify(g.begun)
+		if more {
+			return nil, nil
+		}
+		g.decided, b, g.begun = true, g.begun, nil
+		if v := c.refineFirst(f); !v.Allow {
+			c.refuse(v)
+			c.cut(v)
+			return nil, net.ErrClosed
+		}
+		// An address has no name that a request could differ from.
+		if f.http && c.target.Name != "" {
+			g.requests = &peek.Requests{Judge: c.judgeHead, Switched: func() bool { return g.waitSwitched(c) }}
+		}
+	}
+	if g.requests == nil {
+		return b, nil
+	}
+	out, err := g.requests.Next(b)
+	if err != nil {
+		v, ok := err.(*refusedHead)
+		if !ok {
+			v = &refusedHead{rules.Verdict{Code: rules.NotWeb, Reason: err.Error()}}
+		}
+		c.refuse(v.verdict)
+		c.cut(v.verdict)
+	}
+	return out, err
+}
+
+// refusedHead is a verdict as an error.
+type refusedHead struct{ verdict rules.Verdict }
+
+func (r *refusedHead) Error() string { return r.verdict.Reason }
+
+// judgeHead judges a request that is passed through: only its host counts, since rules that look at more
+// are the Inspector's.
+func (c *conn) judgeHead(h peek.Head) error {
+	host, port, err := peek.HostPort(h.Host)
+	if err != nil {
+		return err
+	}
+	name, addr, err := rules.Host(host)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		name = addr.String()
+	}
+	v := c.refine(func(q *rules.Query) {
+		q.HTTP = &rules.HTTP{Host: name, Port: port, Method: h.Method, Path: h.Path, Upgrade: h.Upgrade}
+	})
+	if !v.Allow {
+		return &refusedHead{v}
+	}
+	return nil
+}
+
+// inwards copies from the other side to the sandbox.
+func (c *conn) inwards(up net.Conn, in *inner, g *guard) error {
+	read, err := pooledReader(up, c.s.gw.frames)
+	if err != nil {
+		return err
+	}
+	for {
+		buf, n, err := read()
+		if n > 0 {
+			g.see((*buf)[:n])
+			if !c.count(n, false) {
+				err = net.ErrClosed
+			} else if _, werr := in.Write((*buf)[:n]); werr != nil {
+				err = werr
+			}
+		}
+		if buf != nil {
+			c.s.gw.frames.put(buf)
+		}
+		if errors.Is(err, io.EOF) {
+			g.see(nil)
+			return nil
+		}
+		if err != nil {
+			g.see(nil)
+			return err
+		}
+	}
+}
+
+// see notes how the server begins to answer.
+func (g *guard) see(b []byte) {
+	g.once.Do(func() {
+		const status = "HTTP/1.1 101"
+		g.switched = len(b) >= len(status) && string(b[:len(status)]) == status
+		close(g.answered)
+	})
+}
+
+func (g *guard) waitSwitched(c *conn) bool {
+	select {
+	case <-g.answered:
+		return g.switched
+	case <-c.ctx.Done():
+		return false
+	}
+}
+
+// pooledReader returns a function that reads what has come, in a buffer that is taken only once there is
+// something. Its caller gives the buffer back.
+func pooledReader(c net.Conn, pool *frames) (func() (*[]byte, int, error), error) {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return func() (*[]byte, int, error) {
+			buf := pool.get()
+			n, err := c.Read(*buf)
+			return buf, n, err
+		}, nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return func() (buf *[]byte, n int, err error) {
+		rerr := raw.Read(func(fd uintptr) bool {
+			buf = pool.get()
+			for {
+				n, err = unix.Read(int(fd), *buf)
+				if !errors.Is(err, unix.EINTR) {
+					break
+				}
+			}
+			if errors.Is(err, unix.EAGAIN) {
+				pool.put(buf)
+				buf, n = nil, 0
+				return false
+			}
+			return true
+		})
+		switch {
+		case rerr != nil:
+			return buf, 0, rerr
+		case err != nil:
+			return buf, 0, err
+		case n == 0:
+			return buf, 0, io.EOF
+		}
+		return buf, n, nil
+	}, nil
+}

@@ -1,0 +1,180 @@
+// Package tap makes and opens TAP devices in the network namespaces of others.
+//
+// What belongs here: the device, its addresses, routes and neighbours. What does not: what travels over it
+// (package egress), and the namespace itself (package netns).
+package tap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/linux/netns"
+)
+
+// tunPath is the door to TUN and TAP devices (Documentation/networking/tuntap.rst).
+const tunPath = "/dev/net/tun"
+
+// tapFlags are the device's: whole Ethernet frames, with the header that says which checksum is still to be
+// made (struct virtio_net_hdr), so that a packet that never leaves the host needs none.
+const tapFlags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
+
+// addrGenModeNone keeps the kernel from making a link-local address (IN6_ADDR_GEN_MODE_NONE in
+// linux/if_link.h).
+const addrGenModeNone = 1
+
+// Config says what a TAP device and the namespace's way to it look like.
+type Config struct {
+	Name string
+	MTU  int
+	// MAC is the namespace's end, PeerMAC the other one. The neighbour is entered for good, so that nothing
+	// asks for it.
+	MAC, PeerMAC net.HardwareAddr
+	// Addrs are the namespace's addresses, Gateways the ones of the default routes: one each for IPv4 and IPv6.
+	Addrs    []netip.Prefix
+	Gateways []netip.Addr
+}
+
+// Create makes a persistent TAP device in ns, with addresses and routes, and returns its index. Nobody
+// holds its other end yet.
+func Create(ns *os.File, c Config) (index int, err error) {
+	err = netns.In(ns, func() error {
+		f, err := attach(c.Name)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		if index, err = configure(c); err != nil {
+			return fmt.Errorf("configure %s: %w", c.Name, err)
+		}
+		// Only now, so that a device that could not be finished goes with its descriptor.
+		if err := unix.IoctlSetInt(int(f.Fd()), unix.TUNSETPERSIST, 1); err != nil {
+			return os.NewSyscallError("ioctl TUNSETPERSIST", err)
+		}
+		return nil
+	})
+	return index, err
+}
+
+// ErrGone says that the device is not the one that was made: somebody removed or renamed it.
+var ErrGone = errors.New("the network device is gone")
+
+// Open opens the other end of a device that Create made. Its reads and writes do not block. Opening a
+// name that is not there would make a new device, so the index is compared; ErrGone where it differs.
+func Open(ns *os.File, name string, index int) (*os.File, error) {
+	var f *os.File
+	err := netns.In(ns, func() error {
+		d, err := net.InterfaceByName(name)
+		if err != nil || d.Index != index {
+			return ErrGone
+		}
+		tap, err := attach(name)
+		if err != nil {
+			return err
+		}
+		if d, err = net.InterfaceByName(name); err != nil || d.Index != index {
+			_ = tap.Close()
+			return ErrGone
+		}
+		f = tap
+		return nil
+	})
+	return f, err
+}
+
+// attach opens the device called name, or makes it, in the calling thread's namespace.
+func attach(name string) (*os.File, error) {
+	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: tunPath, Err: err}
+	}
+	req, err := unix.NewIfreq(name)
+	if err == nil {
+		req.SetUint16(tapFlags)
+		err = os.NewSyscallError("ioctl TUNSETIFF", unix.IoctlIfreq(fd, unix.TUNSETIFF, req))
+	}
+	if err == nil {
+		// The kernel may leave checksums of TCP and UDP to be made by us, and we never do: the stack on the
+		// other side takes them for good.
+		err = os.NewSyscallError("ioctl TUNSETOFFLOAD", unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM))
+	}
+	if err == nil {
+		// Of an owner that no sandbox has: nobody inside may attach to it.
+		err = os.NewSyscallError("ioctl TUNSETOWNER", unix.IoctlSetInt(fd, unix.TUNSETOWNER, 0))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("attach to device %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), "tap"), nil
+}
+
+// configure gives the device its addresses and brings it up.
+func configure(c Config) (int, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(c.Name)
+	if err != nil {
+		return 0, err
+	}
+	v6 := hasIPv6()
+	steps := []func() error{
+		func() error {
+			if !v6 {
+				return nil
+			}
+			// No address of its own making: what the namespace has is what was given to it.
+			return h.LinkSetIP6AddrGenMode(link, addrGenModeNone)
+		},
+		func() error { return h.LinkSetHardwareAddr(link, c.MAC) },
+		func() error { return h.LinkSetMTU(link, c.MTU) },
+		func() error { return h.LinkSetUp(link) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return 0, err
+		}
+	}
+	for _, a := range c.Addrs {
+		if a.Addr().Is6() && !v6 {
+			continue
+		}
+		addr := &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}
+		if err := h.AddrAdd(link, addr); err != nil {
+			return 0, fmt.Errorf("add address %s: %w", a, err)
+		}
+	}
+	index := link.Attrs().Index
+	for _, g := range c.Gateways {
+		if g.Is6() && !v6 {
+			continue
+		}
+		n := &netlink.Neigh{LinkIndex: index, State: unix.NUD_PERMANENT, IP: g.AsSlice(), HardwareAddr: c.PeerMAC}
+		if err := h.NeighSet(n); err != nil {
+			return 0, fmt.Errorf("add neighbour %s: %w", g, err)
+		}
+		r := &netlink.Route{LinkIndex: index, Gw: g.AsSlice()}
+		if err := h.RouteAdd(r); err != nil {
+			return 0, fmt.Errorf("add route by %s: %w", g, err)
+		}
+	}
+	return index, nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// hasIPv6 reports whether this kernel has IPv6 at all; a host may boot without (ipv6.disable=1).
+func hasIPv6() bool {
+	_, err := os.Stat("/proc/self/net/if_inet6")
+	return err == nil
+}
