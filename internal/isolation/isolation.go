@@ -20,6 +20,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -58,8 +59,31 @@ type Spec struct {
 	Profile Profile `json:"profile"`
 	Root    Root    `json:"root"`
 	Limits  Limits  `json:"limits"`
+	// Network gives the instance a device that leads out; nil: it has none, and no way to get one.
+	Network *Network `json:"network,omitempty"`
+	// Files are shown read-only in the root, each in the place of what the layers hold there.
+	Files []File `json:"files,omitempty"`
 	// AllowMissing names layers that may be absent. Each one that is shows in Applied.Missing.
 	AllowMissing []string `json:"allow_missing,omitempty"`
+}
+
+// Network is a TAP device in the instance's network namespace, the only one there beside loopback. What
+// it leads to is whoever holds Instance.Device.
+type Network struct {
+	Device string `json:"device"` // its name inside
+	MTU    int    `json:"mtu"`
+	// MAC is the instance's end of the link, PeerMAC the other one.
+	MAC     net.HardwareAddr `json:"mac"`
+	PeerMAC net.HardwareAddr `json:"peer_mac"`
+	// Addrs are the instance's addresses, Gateways the next hops of its default routes.
+	Addrs    []netip.Prefix `json:"addrs"`
+	Gateways []netip.Addr   `json:"gateways"`
+}
+
+// File is a small file that an instance sees and can't change. Its content must be fit for everybody inside.
+type File struct {
+	Path    string `json:"path"` // absolute and clean
+	Content []byte `json:"content"`
 }
 
 // Capability is one thing that a backend could do on this host.
@@ -148,6 +172,11 @@ type Instance interface {
 	// Dial opens a new connection to the guest, which speaks package guestwire. The caller closes it.
 	// The returned connection is a *net.UnixConn where the backend can pass files.
 	Dial(ctx context.Context) (net.Conn, error)
+	// Device opens the other end of the instance's network device: whole frames, each behind a struct
+	// virtio_net_hdr, in non-blocking mode. One at a time can be open; the device outlives its closing. The
+	// caller closes it. Kinds: FailedPrecondition (the instance has none, or it is no longer the one that
+	// was made), Unavailable (it is open elsewhere).
+	Device(ctx context.Context) (*os.File, error)
 	// NewScope makes the control group for one process. Backends without one return a Scope with no
 	// files; the guest then kills by session and parentage.
 	NewScope(ctx context.Context, processID string) (Scope, error)

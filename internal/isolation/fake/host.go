@@ -82,11 +82,18 @@ func (h *Host) start(backend string, s isolation.Spec, missing []string) (*machi
 	h.next += rangeLength
 	m := newMachine(s, h.serial, isolation.Applied{
 		Backend: backend, Profile: s.Profile, HostUID: h.next, UIDCount: rangeLength,
-		Limits: s.Limits, Disk: "memory", Network: "none", NoNewPrivs: s.Profile == isolation.Locked,
+		Limits: s.Limits, Disk: "memory", Network: networkOf(s), NoNewPrivs: s.Profile == isolation.Locked,
 		Missing: missing, Observed: map[string]string{"limits": "server"},
 	})
 	h.machines[s.ID] = m
 	return m, nil
+}
+
+func networkOf(s isolation.Spec) string {
+	if s.Network == nil {
+		return "none"
+	}
+	return s.Network.Device
 }
 
 func (h *Host) find(r instanceRecord) *machine {

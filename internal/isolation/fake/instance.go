@@ -30,6 +30,14 @@ func (i *instance) Record() json.RawMessage {
 	return b
 }
 
+// Device opens a device that takes every frame and sends none.
+func (i *instance) Device(context.Context) (*os.File, error) {
+	if i.machine.appliedNow().Network == "none" {
+		return nil, errs.New(errs.FailedPrecondition, "the sandbox has no network device")
+	}
+	return os.OpenFile(os.DevNull, os.O_RDWR, 0)
+}
+
 func (i *instance) Applied() isolation.Applied { return i.machine.appliedNow() }
 
 func (i *instance) Dial(ctx context.Context) (net.Conn, error) {

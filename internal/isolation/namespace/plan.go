@@ -49,6 +49,9 @@ func checkPlan(s isolation.Spec) error {
 	for _, w := range r.Workspaces {
 		hosts, targets = append(hosts, w.Source, w.Upper, w.Work), append(targets, w.Target)
 	}
+	for _, f := range s.Files {
+		targets = append(targets, f.Path)
+	}
 	for _, p := range hosts {
 		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
 			return bad("path %q of the root is not absolute and clean", p)

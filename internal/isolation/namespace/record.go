@@ -25,6 +25,9 @@ type record struct {
 	PIDNS   string `json:"pid_ns"` // "pid:[inode]"
 	First   uint32 `json:"first"`  // of the id range
 	Disk    disk   `json:"disk"`
+	// NetIndex and NetName are the network device's; 0 where there is none.
+	NetIndex int    `json:"net_index,omitempty"`
+	NetName  string `json:"net_name,omitempty"`
 	// Applied is what was put in place, once that is known.
 	Applied *isolation.Applied `json:"applied,omitempty"`
 }

@@ -102,9 +102,19 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("built"); err != nil {
 		return nil, err
 	}
+	// The device needs the network namespace alone, so it is made while the guest builds the root. A launch
+	// that fails takes it along.
+	device := startDevice(g, s.Network)
 	reply, err := g.launch(ctx, build.launch, build.files)
+	index, derr := device()
 	if err != nil {
 		return nil, b.explainLaunch(ctx, g, err)
+	}
+	if derr != nil {
+		return nil, derr
+	}
+	if s.Network != nil {
+		r.NetIndex, r.NetName = index, s.Network.Device
 	}
 	b.cfg.Log.DebugContext(ctx, "launched", "sandbox", s.ID, "guest", g.name, "micros", reply.Micros)
 	if err := b.failpoint("launched"); err != nil {
@@ -144,6 +154,9 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 		Env:      s.Root.Env, User: s.Root.User, Dir: s.Root.Dir,
 	}
 	if err := build.root(ctx); err != nil {
+		return err
+	}
+	if err := build.sharedFiles(s.Files); err != nil {
 		return err
 	}
 	build.launch.Sys = guestwire.Prepared
@@ -214,7 +227,7 @@ func (b *Backend) verify(s isolation.Spec, g *guest, wall wallPlan, reply guestw
 		Backend: Name, Profile: s.Profile, HostUID: p.first, UIDCount: p.count, Namespaces: p.namespaces,
 		Capabilities: walls.CapabilityNames(s.Profile), NoNewPrivs: w.noNewPrivs, Seccomp: wall.seccomp,
 		LandlockABI: reply.Walls.LandlockABI, CgroupVersion: version, Limits: b.limitsApplied(s, g),
-		Disk: s.Root.Disk.Mechanism, Network: "none", GuestSeparated: p.separated,
+		Disk: s.Root.Disk.Mechanism, Network: networkApplied(s.Network), GuestSeparated: p.separated,
 		Observed: observers(),
 	}, nil
 }

@@ -1,0 +1,112 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/linux/mount"
+	"casemate.dev/internal/linux/netns"
+	"casemate.dev/internal/linux/tap"
+)
+
+// startDevice begins to make a guest's network device and returns a function that waits for it. The
+// server makes it, on a thread in the guest's network namespace: the guest needs neither the right to nor
+// the host's door to such devices. The device is persistent: it has no end outside until Device opens it.
+func startDevice(g *guest, n *isolation.Network) func() (int, error) {
+	if n == nil {
+		return func() (int, error) { return 0, nil }
+	}
+	type result struct {
+		index int
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		index, err := makeDevice(g, n)
+		done <- result{index, err}
+	}()
+	return func() (int, error) {
+		r := <-done
+		return r.index, r.err
+	}
+}
+
+func makeDevice(g *guest, n *isolation.Network) (int, error) {
+	ns, err := netns.Of(g.proc.PID())
+	if err != nil {
+		return 0, fmt.Errorf("open network namespace: %w", err)
+	}
+	defer func() { _ = ns.Close() }()
+	index, err := tap.Create(ns, tap.Config{
+		Name: n.Device, MTU: n.MTU, MAC: n.MAC, PeerMAC: n.PeerMAC, Addrs: n.Addrs, Gateways: n.Gateways,
+	})
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return 0, errs.Wrap(err, errs.Unsupported, "this host has no TAP devices, which sandboxes with network need").
+			WithHint("load the kernel module tun (modprobe tun), or create the sandbox without network")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("make network device: %w", err)
+	}
+	return index, nil
+}
+
+// Device implements isolation.Instance.
+func (i *Instance) Device(context.Context) (*os.File, error) {
+	if i.record.NetIndex == 0 {
+		return nil, errs.New(errs.FailedPrecondition, "the sandbox was created without network, and has no device")
+	}
+	ns, err := netns.Of(i.proc.PID())
+	// Looked at afterwards: a namespace that was opened by a pid is the guest's only if it lives still.
+	if err != nil || !i.proc.Alive() {
+		if ns != nil {
+			_ = ns.Close()
+		}
+		return nil, errs.New(errs.Unavailable, "the sandbox has ended")
+	}
+	defer func() { _ = ns.Close() }()
+	f, err := tap.Open(ns, i.record.NetName, i.record.NetIndex)
+	switch {
+	case errors.Is(err, tap.ErrGone):
+		return nil, errs.Wrap(err, errs.FailedPrecondition, "the sandbox's network device is not the one that was made")
+	case errors.Is(err, unix.EBUSY):
+		return nil, errs.Wrap(err, errs.Unavailable, "the sandbox's network device is in use")
+	case err != nil:
+		return nil, fmt.Errorf("open network device: %w", err)
+	}
+	return f, nil
+}
+
+func networkApplied(n *isolation.Network) string {
+	if n == nil {
+		return "none"
+	}
+	return n.Device + " to the gateway"
+}
+
+// sharedFiles adds the spec's files.
+func (b *builder) sharedFiles(files []isolation.File) error {
+	if len(files) == 0 {
+		return nil
+	}
+	tree, err := newFiles(files)
+	if err != nil {
+		return fmt.Errorf("make files: %w", err)
+	}
+	defer func() { _ = tree.Close() }()
+	for i, f := range files {
+		m, err := mount.CloneAt(int(tree.Fd()), strconv.Itoa(i), false)
+		if err != nil {
+			return fmt.Errorf("show %s: %w", f.Path, err)
+		}
+		b.launch.Mounts = append(b.launch.Mounts, guestwire.Mount{Target: f.Path, File: b.add(m), Single: true})
+	}
+	return nil
+}
