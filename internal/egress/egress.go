@@ -196,3 +196,12 @@ type Usage struct {
 	Received    int64 `json:"received"`
 	Connections int   `json:"connections"`
 }
+
+// Stats count over all sandboxes of a gateway.
+type Stats struct {
+	Sandboxes   int   `json:"sandboxes"`
+	Connections int64 `json:"connections"` // since it began
+	Events      int64 `json:"events"`
+	Goroutines  int   `json:"goroutines"`
+	HeapBytes   int64 `json:"heap_bytes"`
+}

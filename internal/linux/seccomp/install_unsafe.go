@@ -25,3 +25,11 @@ func RawInstall(program *byte, n uint16) syscall.Errno {
 		uintptr(unsafe.Pointer(&prog)))
 	return errno
 }
+
+// installAll is RawInstall for all threads. It returns the id of a thread that stood in the way, or 0.
+func installAll(program *byte, n uint16) (int, syscall.Errno) {
+	prog := fprog{len: n, filter: program}
+	thread, _, errno := syscall.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&prog)))
+	return int(thread), errno
+}

@@ -65,3 +65,20 @@ func Install(program []byte) error {
 	}
 	return nil
 }
+
+// InstallProcess is Install for every thread of the process at once, those that are made later included.
+// Every thread needs no_new_privs, and none may have a filter that the calling one has not.
+func InstallProcess(program []byte) error {
+	n := len(program) / instruction
+	if n == 0 || n > maxInstructions || len(program)%instruction != 0 {
+		return fmt.Errorf("%d bytes: %w", len(program), ErrProgram)
+	}
+	thread, errno := installAll(&program[0], uint16(n))
+	if errno != 0 {
+		return os.NewSyscallError("seccomp", errno)
+	}
+	if thread != 0 { // seccomp(2), SECCOMP_FILTER_FLAG_TSYNC: the thread that could not be brought along
+		return fmt.Errorf("thread %d has a filter of its own", thread)
+	}
+	return nil
+}

@@ -1,0 +1,369 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/errs"
+)
+
+// The server's patience with the gateway.
+const (
+	callTimeout  = 10 * time.Second
+	startTimeout = 10 * time.Second
+	// restartPause grows up to restartMost where one start after the other fails.
+	restartPause = 100 * time.Millisecond
+	restartMost  = 10 * time.Second
+)
+
+// Config says how a Gateway works. RunDir, Program, UID and KeepUID must be set.
+type Config struct {
+	// RunDir holds the gateway's socket, record and log.
+	RunDir string
+	// Program is the executable that becomes the gateway, called with Verb.
+	Program string
+	// UID hands out a user of the host that nothing else runs as, and how to give it back. KeepUID marks
+	// the one of an adopted gateway as taken.
+	UID     func() (uid uint32, release func(), err error)
+	KeepUID func(uid uint32)
+	// Nameservers (host:port) look names up instead of the host's own.
+	Nameservers []string
+	// Shared and Private make the Inspector's parts: for all sandboxes, and for one. nil: none.
+	Shared  func(context.Context) (egress.Private, error)
+	Private func(ctx context.Context, sandbox string) (egress.Private, error)
+	// Events takes what the gateway saw, in order. It is called from one goroutine. What it returns nil for
+	// is recorded; else the same events come again.
+	Events func([]egress.Event) error
+	Log    *slog.Logger
+}
+
+// Sandbox is what the gateway is told of a sandbox.
+type Sandbox struct {
+	ID string
+	// Open opens the outer end of its device; see isolation.Instance.Device.
+	Open   func(context.Context) (*os.File, error)
+	Policy egress.Policy // without the Inspector's part
+}
+
+// Gateway is the server's handle on the gateway process. The process is started with the first sandbox
+// that needs it, outlives the server, and is started again if it dies. Methods are safe for concurrent use.
+type Gateway struct {
+	cfg     Config
+	stop    context.CancelFunc
+	ctx     context.Context
+	wg      sync.WaitGroup
+	release func() // gives the user back
+
+	mu        sync.Mutex // guards the fields below; held for the length of a call
+	proc      *process
+	conn      *net.UnixConn
+	sandboxes map[string]Sandbox
+	closed    bool
+	watching  bool
+}
+
+// New returns a handle. Nothing is started yet.
+func New(cfg Config) *Gateway {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	g := &Gateway{cfg: cfg, sandboxes: map[string]Sandbox{}, release: func() {}}
+	g.ctx, g.stop = context.WithCancel(context.Background())
+	return g
+}
+
+// Attach gives the gateway a sandbox's device and policy. Until it returns, nothing of the sandbox goes
+// anywhere. Kinds: as Open's; Unavailable where the gateway could not be started.
+func (g *Gateway) Attach(ctx context.Context, s Sandbox) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.ready(ctx); err != nil {
+		return err
+	}
+	if err := g.attach(ctx, s); err != nil {
+		return err
+	}
+	g.sandboxes[s.ID] = s
+	return nil
+}
+
+func (g *Gateway) attach(ctx context.Context, s Sandbox) error {
+	p, err := g.whole(ctx, s)
+	if err != nil {
+		return err
+	}
+	f, err := s.Open(ctx)
+	if err != nil {
+		return fmt.Errorf("open device of %s: %w", s.ID, err)
+	}
+	defer func() { _ = f.Close() }()
+	_, err = g.call(Request{Op: OpAttach, Sandbox: s.ID, Policy: &p}, f)
+	return err
+}
+
+// whole adds the Inspector's part to a policy.
+func (g *Gateway) whole(ctx context.Context, s Sandbox) (egress.Policy, error) {
+	p := s.Policy
+	if g.cfg.Private == nil {
+		return p, nil
+	}
+	part, err := g.cfg.Private(ctx, s.ID)
+	if err != nil {
+		return p, fmt.Errorf("gather secrets of %s: %w", s.ID, err)
+	}
+	p.Private = part
+	return p, nil
+}
+
+// Configure replaces a sandbox's policy; connections that it no longer allows are cut when it returns.
+// Kind: NotFound.
+func (g *Gateway) Configure(ctx context.Context, id string, p egress.Policy) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s, ok := g.sandboxes[id]
+	if !ok {
+		return errs.New(errs.NotFound, "sandbox %s has no network", id)
+	}
+	if err := g.ready(ctx); err != nil {
+		return err
+	}
+	s.Policy = p
+	return g.configure(ctx, s)
+}
+
+// configure is told the gateway first: a policy that it refuses does not count.
+func (g *Gateway) configure(ctx context.Context, s Sandbox) error {
+	p, err := g.whole(ctx, s)
+	if err != nil {
+		return err
+	}
+	if _, err := g.call(Request{Op: OpConfigure, Sandbox: s.ID, Policy: &p}, nil); err != nil {
+		return err
+	}
+	g.sandboxes[s.ID] = s
+	return nil
+}
+
+// Refresh asks for the Inspector's part of a sandbox anew and hands it on. A sandbox without network is no
+// error.
+func (g *Gateway) Refresh(ctx context.Context, id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s, ok := g.sandboxes[id]
+	if !ok {
+		return nil
+	}
+	if err := g.ready(ctx); err != nil {
+		return err
+	}
+	return g.configure(ctx, s)
+}
+
+// RefreshShared does so for the part of all sandboxes.
+func (g *Gateway) RefreshShared(ctx context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.conn == nil {
+		return nil
+	}
+	_, err := g.hello(ctx)
+	return err
+}
+
+// Detach takes a sandbox's device away and ends its connections. One that has none is no error.
+func (g *Gateway) Detach(_ context.Context, id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.sandboxes[id]; !ok {
+		return nil
+	}
+	delete(g.sandboxes, id)
+	if g.conn == nil {
+		return nil // what is started next does not hear of it
+	}
+	_, err := g.call(Request{Op: OpDetach, Sandbox: id}, nil)
+	return err
+}
+
+// Refused returns what was refused to a sandbox at or after since; nothing where it has no network.
+func (g *Gateway) Refused(_ context.Context, id string, since time.Time) ([]egress.Refusal, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.sandboxes[id]; !ok || g.conn == nil {
+		return nil, nil
+	}
+	r, err := g.call(Request{Op: OpRefused, Sandbox: id, Since: since}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.Refusals, nil
+}
+
+// Usage returns what a sandbox has moved. Kind: NotFound.
+func (g *Gateway) Usage(_ context.Context, id string) (egress.Usage, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.conn == nil {
+		return egress.Usage{}, errs.New(errs.NotFound, "sandbox %s has no network", id)
+	}
+	r, err := g.call(Request{Op: OpUsage, Sandbox: id}, nil)
+	if err != nil {
+		return egress.Usage{}, err
+	}
+	return *r.Usage, nil
+}
+
+// Stats returns the process's figures; ok is false where none runs.
+func (g *Gateway) Stats() (s egress.Stats, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.conn == nil {
+		return s, false
+	}
+	r, err := g.call(Request{Op: OpStats}, nil)
+	if err != nil || r.Stats == nil {
+		return s, false
+	}
+	return *r.Stats, true
+}
+
+// Adopt takes up the gateway that an earlier server left and brings it in line with the sandboxes that
+// live: those it serves get their policy, those it lost their device, the others go. It returns an error for
+// each sandbox that could not be served.
+func (g *Gateway) Adopt(ctx context.Context, list []Sandbox) map[string]error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	failed := map[string]error{}
+	for _, s := range list {
+		g.sandboxes[s.ID] = s
+	}
+	served, err := g.connectLeft(ctx)
+	if err == nil && served == nil && len(list) > 0 {
+		err = g.ready(ctx) // starts one, which attaches all
+		for _, s := range list {
+			if err != nil {
+				failed[s.ID] = err
+			}
+		}
+		return failed
+	}
+	for _, id := range served {
+		if _, ok := g.sandboxes[id]; !ok {
+			_, _ = g.call(Request{Op: OpDetach, Sandbox: id}, nil)
+		}
+	}
+	for _, s := range list {
+		if err := g.bringUp(ctx, s, served); err != nil {
+			failed[s.ID] = err
+		}
+	}
+	return failed
+}
+
+func (g *Gateway) bringUp(ctx context.Context, s Sandbox, served []string) error {
+	for _, id := range served {
+		if id == s.ID {
+			return g.configure(ctx, s)
+		}
+	}
+	return g.attach(ctx, s)
+}
+
+// connectLeft connects to the gateway that an earlier server left. served is nil where there is none.
+func (g *Gateway) connectLeft(ctx context.Context) (served []string, err error) {
+	p, err := g.adopt()
+	if err != nil || p == nil {
+		return nil, err
+	}
+	g.proc = p
+	if g.conn, err = g.dial(); err == nil {
+		if served, err = g.hello(ctx); err == nil {
+			g.watch()
+			return append([]string{}, served...), nil
+		}
+	}
+	// It does not answer, or speaks another protocol.
+	g.cfg.Log.Warn("the gateway of an earlier server is of no use; starting another", "err", err)
+	g.kill()
+	return nil, nil
+}
+
+// Close lets the gateway go on for the next server, or ends it where stop is set.
+func (g *Gateway) Close(stop bool) {
+	g.mu.Lock()
+	g.closed = true
+	if stop && g.conn != nil {
+		_, _ = g.call(Request{Op: OpExit}, nil)
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		if _, err := g.proc.handle.Wait(ctx); err != nil {
+			_ = g.proc.handle.Signal(syscall.SIGKILL)
+		}
+		cancel()
+		_ = os.Remove(g.path(recordFile))
+		_ = os.Remove(g.path(socketFile))
+	}
+	g.disconnect()
+	g.mu.Unlock()
+	g.stop()
+	g.wg.Wait()
+}
+
+func (g *Gateway) disconnect() {
+	if g.conn != nil {
+		_ = g.conn.Close()
+		g.conn = nil
+	}
+	if g.proc != nil {
+		_ = g.proc.handle.Close()
+		g.proc = nil
+	}
+}
+
+// kill ends the process and waits for it.
+func (g *Gateway) kill() {
+	if g.proc == nil {
+		return
+	}
+	_ = g.proc.handle.Signal(syscall.SIGKILL)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if _, err := g.proc.handle.Wait(ctx); err != nil {
+		g.cfg.Log.Error("the gateway does not end", "err", err)
+	}
+	g.disconnect()
+	g.release()
+	g.release = func() {}
+}
+
+// call sends a request and returns its reply, or the error in it.
+func (g *Gateway) call(r Request, f *os.File) (*Reply, error) {
+	reply, err := exchange(g.conn, r, f, time.Now().Add(callTimeout))
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Unavailable, "the gateway does not answer")
+	}
+	return reply, reply.Err()
+}
+
+func exchange(c *net.UnixConn, r Request, f *os.File, until time.Time) (*Reply, error) {
+	if c == nil {
+		return nil, errors.New("not connected")
+	}
+	_ = c.SetDeadline(until)
+	if err := Write(c, r, f); err != nil {
+		return nil, err
+	}
+	var reply Reply
+	extra, err := Read(c, &reply)
+	if extra != nil {
+		_ = extra.Close()
+	}
+	return &reply, err
+}

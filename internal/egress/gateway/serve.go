@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/control"
+	"casemate.dev/internal/errs"
+)
+
+// Serve answers calls on l until the server asks the process to end.
+func (g *Gateway) Serve(l *net.UnixListener) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = l.Close() })
+	for {
+		c, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer func() { _ = c.Close() }()
+			if err := checkPeer(c); err != nil {
+				g.log.Warn("refused a control connection", "err", err)
+				return
+			}
+			if g.serveConn(ctx, c) {
+				cancel()
+			}
+		}()
+	}
+}
+
+// checkPeer lets in root alone: the socket's mode does so already, and this does not depend on it.
+func checkPeer(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, cerr); err != nil {
+		return err
+	}
+	if cred.Uid != 0 {
+		return errs.New(errs.PermissionDenied, "user %d may not command the gateway", cred.Uid)
+	}
+	return nil
+}
+
+// serveConn answers the calls of one connection and reports whether the process is to end.
+func (g *Gateway) serveConn(ctx context.Context, c *net.UnixConn) bool {
+	// A server that goes away ends what it waits for.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for {
+		var r control.Request
+		f, err := control.Read(c, &r)
+		if err != nil {
+			return false
+		}
+		if r.Op == control.OpExit {
+			_ = control.Write(c, &control.Reply{}, nil)
+			return true
+		}
+		reply, err := g.call(ctx, r, f)
+		if err != nil {
+			reply = control.Fail(err)
+		}
+		if control.Write(c, reply, nil) != nil {
+			return false
+		}
+	}
+}
+
+func (g *Gateway) call(ctx context.Context, r control.Request, f *os.File) (*control.Reply, error) {
+	if f != nil && r.Op != control.OpAttach {
+		_ = f.Close()
+	}
+	policy := egress.Policy{}
+	if r.Policy != nil {
+		policy = *r.Policy
+	}
+	reply := &control.Reply{}
+	var err error
+	switch r.Op {
+	case control.OpHello:
+		reply.Protocol, reply.Sandboxes = control.Protocol, g.Sandboxes()
+		if g.inspector != nil {
+			err = g.inspector.Setup(r.Shared)
+		}
+	case control.OpAttach:
+		if f == nil {
+			return nil, errs.New(errs.InvalidArgument, "no device came with the call")
+		}
+		err = g.Attach(r.Sandbox, f, policy)
+	case control.OpConfigure:
+		err = g.Configure(r.Sandbox, policy)
+	case control.OpDetach:
+		g.Detach(r.Sandbox)
+	case control.OpRefused:
+		reply.Refusals, err = g.Refused(r.Sandbox, r.Since)
+	case control.OpUsage:
+		var u egress.Usage
+		u, err = g.Usage(r.Sandbox)
+		reply.Usage = &u
+	case control.OpEvents:
+		reply.Events, reply.Last, err = g.Events(ctx, r.After)
+	case control.OpStats:
+		reply.Stats = g.statsNow()
+	default:
+		err = errs.New(errs.Unsupported, "the gateway knows no call %q", r.Op)
+	}
+	return reply, err
+}
+
+func (g *Gateway) statsNow() *egress.Stats {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return &egress.Stats{
+		Sandboxes: len(g.Sandboxes()), Connections: g.stats.connections.Load(), Events: g.stats.events.Load(),
+		Goroutines: runtime.NumGoroutine(), HeapBytes: int64(m.HeapAlloc),
+	}
+}
