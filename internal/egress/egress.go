@@ -30,6 +30,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"casemate.dev/internal/egress/rules"
@@ -44,6 +45,14 @@ type Policy struct {
 	// Private is the Inspector's part for this sandbox: bindings, with the values of the secrets that
 	// this sandbox may use, and nothing else. Only the Inspector reads it.
 	Private Private `json:"private,omitempty"`
+}
+
+// Member is a sandbox as the server presents it to the gateway.
+type Member struct {
+	ID string
+	// Open opens the outer end of its device; see isolation.Instance.Device.
+	Open   func(context.Context) (*os.File, error)
+	Policy Policy // without the Inspector's part
 }
 
 // Limits bound one sandbox. Zero fields mean the defaults of DefaultLimits.
@@ -173,9 +182,9 @@ const (
 
 // Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.
 type Event struct {
-	Sandbox string         `json:"sandbox"`
-	Time    time.Time      `json:"time"`
-	Type    EventType      `json:"type"`
+	Sandbox string         `json:"sandbox,omitempty"`
+	Time    time.Time      `json:"time,omitzero"`
+	Type    EventType      `json:"type,omitempty"`
 	Conn    uint64         `json:"conn,omitempty"` // the same for all events of one connection
 	Proto   rules.Proto    `json:"proto,omitempty"`
 	Target  string         `json:"target,omitempty"` // host:port

@@ -65,8 +65,14 @@ const (
 	SecretMisplaced  Type = "secret.misplaced" // a placeholder stood where its secret is not bound
 	ModelRoute       Type = "model.route"      // a way to a model provider was made, changed or removed
 	ModelUsed        Type = "model.used"       // a request to a model provider, with its usage
-	Conflict         Type = "conflict"         // the guest's word and the kernel's differ
-	Gap              Type = "gap"              // something was not recorded; facts say what and why
+	// What the gateway saw; package egress names the facts.
+	NetworkOpened  Type = "network.opened"
+	NetworkClosed  Type = "network.closed"
+	NetworkRefused Type = "network.refused"
+	NetworkCut     Type = "network.cut"     // by a change of the rules, or a limit
+	NetworkRequest Type = "network.request" // an inspected request was answered
+	Conflict       Type = "conflict"        // the guest's word and the kernel's differ
+	Gap            Type = "gap"             // something was not recorded; facts say what and why
 )
 
 // ServerStream is where events are kept that belong to no sandbox. It is no sandbox's id.

@@ -51,6 +51,9 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	if s.Workspaces, err = m.checkWorkspaces(s.Workspaces); err != nil {
 		return s, err
 	}
+	if err := m.checkNetwork(p, s.Network); err != nil {
+		return s, err
+	}
 	return s, m.checkRights(p, s)
 }
 

@@ -52,6 +52,10 @@ type Config struct {
 	// 0: no bound.
 	MaxSandboxes    int
 	MaxPerPrincipal int
+	// Gateway is the way out; nil: sandboxes with a network can't be made. NetworkSet returns the rules of a
+	// named set; nil: there are none.
+	Gateway    Gateway
+	NetworkSet func(name string) ([]string, error)
 	// HostPaths are directories of the server itself (data, keys, run): no workspace may lie in one, or
 	// hold one.
 	HostPaths []string

@@ -193,14 +193,21 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	}
 	step("record")
 	backend := m.cfg.Backends[s.Isolation]
-	inst, err := backend.Start(ctx, isolation.Spec{
-		ID: b.id, Profile: s.Profile, Root: plan, Limits: s.Limits, AllowMissing: s.AllowMissing,
-	})
+	spec := isolation.Spec{ID: b.id, Profile: s.Profile, Root: plan, Limits: s.Limits, AllowMissing: s.AllowMissing}
+	networkOf(s.Network, &spec)
+	inst, err := backend.Start(ctx, spec)
 	if err != nil {
 		return err
 	}
 	undo.Add(func() { m.destroyQuietly(ctx, inst) })
 	step("start")
+	if s.Network != nil {
+		undo.Add(func() { m.detach(ctx, b) })
+		if err := m.attach(ctx, b, inst, s.Network); err != nil {
+			return err
+		}
+		step("network")
+	}
 	client := guestwire.NewClient(inst.Dial)
 	if err := m.claim(ctx, client, b, plan); err != nil {
 		return err

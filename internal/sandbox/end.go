@@ -62,6 +62,7 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 	if _, err := stopping.Wait(); err != nil {
 		m.log.Error("cannot record that a sandbox stops", "sandbox", b.id, "error", err)
 	}
+	m.detach(m.ctx, b)
 	if !m.endChildren(b) || !m.destroy(b) {
 		return // it stays stopping, for the next server
 	}

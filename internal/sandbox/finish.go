@@ -66,6 +66,8 @@ type serverEndFacts struct {
 	DurationMS int64 `json:"duration_ms"`
 	// End is set where it was the server, not the guest, who knew: sandbox_stopped, lost, oom_killed.
 	End End `json:"end,omitempty"`
+	// Refused is what the gateway refused to the sandbox while the process ran.
+	Refused []Refusal `json:"refused,omitempty"`
 }
 
 // kernelEndFacts are the kernel's facts of process.ended.
@@ -94,7 +96,8 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 	fill(&p, info)
 	p.EndedAt = wall(m.clock.Now())
 	p.OOMKills = kills
-	server := serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds()}
+	p.Refused = m.refusedSince(b, p.StartedAt)
+	server := serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds(), Refused: p.Refused}
 	if kills > 0 && p.End == EndSignaled && p.Signal == 9 {
 		p.End = EndOOMKilled
 	}

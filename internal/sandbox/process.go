@@ -84,6 +84,8 @@ type Process struct {
 	MaxRSS     int64
 	Leftover   int   // processes of its tree that live on
 	OOMKills   int64 // in the sandbox while it ran, from the kernel
+	// Refused is what the gateway refused to the sandbox while the process ran.
+	Refused []Refusal `json:",omitempty"`
 }
 
 // Gap is output that the buffer no longer held.

@@ -126,6 +126,7 @@ type createdFacts struct {
 	Idle       string            `json:"idle,omitempty"`
 	Workspaces []string          `json:"workspaces,omitempty"` // targets
 	Missing    []string          `json:"allow_missing,omitempty"`
+	Network    *Network          `json:"network,omitempty"`
 }
 
 func factsOfSpec(sb Sandbox) createdFacts {
@@ -134,6 +135,7 @@ func factsOfSpec(sb Sandbox) createdFacts {
 		Template: s.Template, Isolation: s.Isolation, Profile: s.Profile, Limits: s.Limits, Name: s.Name,
 		Owner: sb.Owner, Parent: sb.Parent, Labels: s.Labels, User: s.User, Dir: s.Dir, Lifetime: "none",
 		Env: slices.Sorted(maps.Keys(s.Env)), Missing: s.AllowMissing,
+		Network: s.Network,
 	}
 	if s.Lifetime > 0 {
 		f.Lifetime = s.Lifetime.String()
@@ -160,4 +162,5 @@ type updatedFacts struct {
 	Lifetime string             `json:"lifetime,omitempty"`
 	Idle     string             `json:"idle,omitempty"`
 	Limits   *Limits            `json:"limits,omitempty"`
+	Network  *Network           `json:"network,omitempty"`
 }

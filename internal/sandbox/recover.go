@@ -60,6 +60,7 @@ func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
 		return r.report, err
 	}
 	m.joinFamilies()
+	m.adoptNetworks(ctx)
 	report := r.report
 	report.Removed = m.sweep(ctx)
 	m.purgeKeys()

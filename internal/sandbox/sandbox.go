@@ -74,6 +74,8 @@ type Spec struct {
 	// Idle ends it after that long without activity (see docs/architecture.md); 0: no idle limit.
 	Idle       time.Duration
 	Workspaces []Workspace
+	// Network is the way out; nil: none.
+	Network *Network `json:",omitempty"`
 	// AllowMissing names isolation layers that may be absent.
 	AllowMissing []string
 	// RestPaused makes the lifetime rest while the sandbox is paused, and begin anew when it is resumed.

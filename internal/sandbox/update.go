@@ -19,6 +19,8 @@ type Update struct {
 	Idle *time.Duration
 	// Limits' zero fields stay as they are.
 	Limits *Limits
+	// Network replaces the network rules and limits of a sandbox that has a network.
+	Network *Network
 	// Extra replaces what the interface keeps with the sandbox.
 	Extra *map[string]string
 }
@@ -47,6 +49,17 @@ func (m *Manager) Update(ctx context.Context, p Principal, ref string, u Update)
 			return Sandbox{}, err
 		}
 		u.Limits = &limits
+	}
+	if u.Network != nil {
+		if u.Limits == nil {
+			if err := b.acquire(ctx); err != nil {
+				return Sandbox{}, err
+			}
+			defer b.release()
+		}
+		if err := m.setNetwork(ctx, p, b, u.Network); err != nil {
+			return Sandbox{}, err
+		}
 	}
 	b.mu.Lock()
 	if b.sb.State != Running && b.sb.State != Paused {
@@ -82,7 +95,7 @@ func (u Update) check() error {
 }
 
 func (u Update) facts() updatedFacts {
-	f := updatedFacts{Labels: u.Labels, Limits: u.Limits}
+	f := updatedFacts{Labels: u.Labels, Limits: u.Limits, Network: u.Network}
 	if u.Lifetime != nil {
 		f.Lifetime = durationOrNone(*u.Lifetime)
 	}
@@ -108,6 +121,9 @@ func (m *Manager) applyLocked(b *box, u Update) {
 	}
 	if u.Lifetime != nil {
 		s.live(s.LastActive, *u.Lifetime, u.Extend)
+	}
+	if u.Network != nil {
+		s.Spec.Network = u.Network
 	}
 	if u.Extra != nil {
 		s.Spec.Extra = maps.Clone(*u.Extra)

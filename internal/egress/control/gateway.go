@@ -45,14 +45,6 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Sandbox is what the gateway is told of a sandbox.
-type Sandbox struct {
-	ID string
-	// Open opens the outer end of its device; see isolation.Instance.Device.
-	Open   func(context.Context) (*os.File, error)
-	Policy egress.Policy // without the Inspector's part
-}
-
 // Gateway is the server's handle on the gateway process. The process is started with the first sandbox
 // that needs it, outlives the server, and is started again if it dies. Methods are safe for concurrent use.
 type Gateway struct {
@@ -65,7 +57,7 @@ type Gateway struct {
 	mu        sync.Mutex // guards the fields below; held for the length of a call
 	proc      *process
 	conn      *net.UnixConn
-	sandboxes map[string]Sandbox
+	sandboxes map[string]egress.Member
 	closed    bool
 	watching  bool
 }
@@ -75,14 +67,14 @@ func New(cfg Config) *Gateway {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{cfg: cfg, sandboxes: map[string]Sandbox{}, release: func() {}}
+	g := &Gateway{cfg: cfg, sandboxes: map[string]egress.Member{}, release: func() {}}
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	return g
 }
 
 // Attach gives the gateway a sandbox's device and policy. Until it returns, nothing of the sandbox goes
 // anywhere. Kinds: as Open's; Unavailable where the gateway could not be started.
-func (g *Gateway) Attach(ctx context.Context, s Sandbox) error {
+func (g *Gateway) Attach(ctx context.Context, s egress.Member) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := g.ready(ctx); err != nil {
@@ -95,7 +87,7 @@ func (g *Gateway) Attach(ctx context.Context, s Sandbox) error {
 	return nil
 }
 
-func (g *Gateway) attach(ctx context.Context, s Sandbox) error {
+func (g *Gateway) attach(ctx context.Context, s egress.Member) error {
 	p, err := g.whole(ctx, s)
 	if err != nil {
 		return err
@@ -110,7 +102,7 @@ func (g *Gateway) attach(ctx context.Context, s Sandbox) error {
 }
 
 // whole adds the Inspector's part to a policy.
-func (g *Gateway) whole(ctx context.Context, s Sandbox) (egress.Policy, error) {
+func (g *Gateway) whole(ctx context.Context, s egress.Member) (egress.Policy, error) {
 	p := s.Policy
 	if g.cfg.Private == nil {
 		return p, nil
@@ -140,7 +132,7 @@ func (g *Gateway) Configure(ctx context.Context, id string, p egress.Policy) err
 }
 
 // configure is told the gateway first: a policy that it refuses does not count.
-func (g *Gateway) configure(ctx context.Context, s Sandbox) error {
+func (g *Gateway) configure(ctx context.Context, s egress.Member) error {
 	p, err := g.whole(ctx, s)
 	if err != nil {
 		return err
@@ -238,7 +230,7 @@ func (g *Gateway) Stats() (s egress.Stats, ok bool) {
 // Adopt takes up the gateway that an earlier server left and brings it in line with the sandboxes that
 // live: those it serves get their policy, those it lost their device, the others go. It returns an error for
 // each sandbox that could not be served.
-func (g *Gateway) Adopt(ctx context.Context, list []Sandbox) map[string]error {
+func (g *Gateway) Adopt(ctx context.Context, list []egress.Member) map[string]error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	failed := map[string]error{}
@@ -268,7 +260,7 @@ func (g *Gateway) Adopt(ctx context.Context, list []Sandbox) map[string]error {
 	return failed
 }
 
-func (g *Gateway) bringUp(ctx context.Context, s Sandbox, served []string) error {
+func (g *Gateway) bringUp(ctx context.Context, s egress.Member, served []string) error {
 	for _, id := range served {
 		if id == s.ID {
 			return g.configure(ctx, s)

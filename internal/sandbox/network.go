@@ -1,0 +1,388 @@
+package sandbox
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/address"
+	"casemate.dev/internal/egress/rules"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/journal"
+)
+
+// These names let packages above speak of the network without importing what lies below.
+type (
+	// NetworkRule is a rule as people write it: "allow RULE" or "deny RULE".
+	NetworkRule = rules.Text
+	// NetworkLimits bound what a sandbox may have open and move.
+	NetworkLimits = egress.Limits
+	// NetworkVerdict is an answer of the rules, with its reason.
+	NetworkVerdict = rules.Verdict
+	// Refusal is something that was refused to a sandbox.
+	Refusal = egress.Refusal
+	// NetworkUsage is what a sandbox has moved and has open.
+	NetworkUsage = egress.Usage
+)
+
+// Network is a sandbox's way out. A Spec without one has no device, and never gets one; an empty one has a
+// device and may reach nothing.
+type Network struct {
+	// Rules are judged in order; the first that matches decides, and none denies.
+	Rules  []NetworkRule
+	Limits NetworkLimits
+}
+
+// Gateway is what the Manager needs of package egress/control; *control.Gateway implements it.
+type Gateway interface {
+	// Attach gives the gateway a sandbox's device and policy.
+	Attach(ctx context.Context, s egress.Member) error
+	// Configure replaces a policy; what it no longer allows is cut when it returns.
+	Configure(ctx context.Context, id string, p egress.Policy) error
+	// Detach ends everything of a sandbox. Idempotent.
+	Detach(ctx context.Context, id string) error
+	// Refused returns what was refused at or after since.
+	Refused(ctx context.Context, id string, since time.Time) ([]egress.Refusal, error)
+	// Usage returns what a sandbox has moved and has open.
+	Usage(ctx context.Context, id string) (egress.Usage, error)
+	// Adopt brings the gateway of an earlier server in line with the sandboxes that live.
+	Adopt(ctx context.Context, list []egress.Member) map[string]error
+}
+
+// checkNetwork refuses rules that can't be, and those that the principal may not give.
+func (m *Manager) checkNetwork(p Principal, n *Network) error {
+	if n == nil {
+		return nil
+	}
+	if m.cfg.Gateway == nil {
+		return errs.New(errs.Unsupported, "this server has no gateway, so its sandboxes have no network")
+	}
+	list, err := m.expand(n)
+	if err != nil {
+		return err
+	}
+	l := n.Limits
+	if l.Connections < 0 || l.Pending < 0 || l.Bytes < 0 || l.Rate < 0 || l.Idle < 0 {
+		return invalid("a limit of the network is negative").WithHint("leave it out for the default")
+	}
+	if special := slices.IndexFunc(list, rules.Rule.Special); special >= 0 && !p.admin() {
+		return errs.New(errs.PermissionDenied, "only an administrator may open addresses that are private or the host's, as the rule %q does", list[special].Text()).
+			WithHint("use an admin key, or leave the rule out")
+	}
+	if p.Sandbox == "" {
+		return nil
+	}
+	return m.withinParentNetwork(p, n)
+}
+
+// withinParentNetwork holds a child to what its parent may reach.
+func (m *Manager) withinParentNetwork(p Principal, n *Network) error {
+	parent := m.find(p.Sandbox)
+	if parent == nil {
+		return errs.New(errs.FailedPrecondition, "sandbox %s has ended and can have no children", p.Sandbox)
+	}
+	above := parent.snapshot().Spec.Network
+	if above == nil {
+		return errs.New(errs.PermissionDenied, "a child can't have a network where its parent has none")
+	}
+	if !slices.Equal(above.Rules, n.Rules) {
+		return errs.New(errs.PermissionDenied, "a child has its parent's network rules, no others").
+			WithHint("leave the network out, or give the rules that the parent has")
+	}
+	return nil
+}
+
+func (m *Manager) expand(n *Network) ([]rules.Rule, error) {
+	return rules.Expand(n.Rules, m.cfg.NetworkSet)
+}
+
+func (m *Manager) policyOf(n *Network) (egress.Policy, error) {
+	list, err := m.expand(n)
+	return egress.Policy{Rules: list, Limits: n.Limits}, err
+}
+
+// networkOf adds a device, and what a program needs to use it, to an instance's spec.
+func networkOf(n *Network, s *isolation.Spec) {
+	if n == nil {
+		return
+	}
+	a, g := address.Sandbox(), address.Gateway()
+	s.Network = &isolation.Network{
+		Device: address.Device, MTU: address.MTU, MAC: address.MAC(), PeerMAC: address.GatewayMAC(),
+		Addrs: a[:], Gateways: g[:],
+	}
+	s.Files = append(s.Files, isolation.File{Path: "/etc/resolv.conf", Content: []byte(address.ResolvConf())})
+}
+
+// member describes a sandbox with a network for the gateway.
+func (m *Manager) member(b *box, inst isolation.Instance, n *Network) (egress.Member, error) {
+	p, err := m.policyOf(n)
+	return egress.Member{ID: b.id, Policy: p, Open: func(ctx context.Context) (*os.File, error) { return inst.Device(ctx) }}, err
+}
+
+// attach connects a started instance to the gateway. One without network costs nothing.
+func (m *Manager) attach(ctx context.Context, b *box, inst isolation.Instance, n *Network) error {
+	if n == nil {
+		return nil
+	}
+	member, err := m.member(b, inst, n)
+	if err != nil {
+		return err
+	}
+	return m.cfg.Gateway.Attach(ctx, member)
+}
+
+// detach ends everything that the gateway has of a sandbox.
+func (m *Manager) detach(ctx context.Context, b *box) {
+	if m.cfg.Gateway == nil {
+		return
+	}
+	if err := m.cfg.Gateway.Detach(context.WithoutCancel(ctx), b.id); err != nil {
+		// The gateway holds nothing but the end of a device that leads nowhere; the next server tells it again.
+		m.log.Warn("cannot take a sandbox's device from the gateway", "sandbox", b.id, "error", err)
+	}
+}
+
+// adoptNetworks tells the gateway which of its sandboxes live.
+func (m *Manager) adoptNetworks(ctx context.Context) {
+	if m.cfg.Gateway == nil {
+		return
+	}
+	var list []egress.Member
+	for _, b := range m.boxes() {
+		b.mu.Lock()
+		n, inst := b.sb.Spec.Network, b.inst
+		b.mu.Unlock()
+		if n == nil || inst == nil {
+			continue
+		}
+		member, err := m.member(b, inst, n)
+		if err != nil {
+			// A set that is gone: the sandbox lives on and reaches nothing.
+			m.log.Error("cannot read a sandbox's network rules; it reaches nothing", "sandbox", b.id, "error", err)
+		}
+		list = append(list, member)
+	}
+	for id, err := range m.cfg.Gateway.Adopt(ctx, list) {
+		m.log.Error("cannot connect a sandbox to the gateway; it reaches nothing", "sandbox", id, "error", err)
+	}
+}
+
+// setNetwork changes the rules of a sandbox that has a device. Precondition: the caller holds the life token.
+func (m *Manager) setNetwork(ctx context.Context, p Principal, b *box, n *Network) error {
+	now := b.snapshot()
+	if now.State != Running && now.State != Paused {
+		return &TransitionError{ID: b.id, From: now.State}
+	}
+	if now.Spec.Network == nil {
+		return errs.New(errs.FailedPrecondition, "sandbox %s was created without network, and can't get one any more", b.id).
+			WithHint("create it with --net closed, or with --allow rules, to change them later")
+	}
+	if err := m.checkNetwork(p, n); err != nil {
+		return err
+	}
+	policy, err := m.policyOf(n)
+	if err != nil {
+		return err
+	}
+	return m.cfg.Gateway.Configure(ctx, b.id, policy)
+}
+
+// refusedMost bounds what the end of a process carries.
+const refusedMost = 20
+
+// refusedSince returns what was refused to a sandbox while a process ran. Other processes of the sandbox may
+// have met it: packets do not say who sent them.
+func (m *Manager) refusedSince(b *box, since time.Time) []Refusal {
+	b.mu.Lock()
+	n := b.sb.Spec.Network
+	b.mu.Unlock()
+	if n == nil || m.cfg.Gateway == nil {
+		return nil
+	}
+	list, err := m.cfg.Gateway.Refused(m.ctx, b.id, since)
+	if err != nil {
+		m.log.Warn("cannot ask what the gateway refused", "sandbox", b.id, "error", err)
+		return nil
+	}
+	return list[max(0, len(list)-refusedMost):]
+}
+
+// RecordNetwork records what the gateway saw. It is called by the gateway's keeper, in order.
+func (m *Manager) RecordNetwork(list []egress.Event) error {
+	for _, e := range list {
+		if e.Sandbox == "" {
+			m.log.Error("events of the gateway were lost", "count", e.Count, "note", e.Note)
+			continue
+		}
+		t := journal.Type("network." + string(e.Type))
+		if e.Type == egress.EventDropped {
+			t = journal.Gap
+		}
+		je := event(t, "", networkFacts(e))
+		je.Sandbox, je.Time = e.Sandbox, e.Time
+		m.journal.Post(je)
+	}
+	return nil
+}
+
+// networkFacts leaves out what the journal's event says already.
+func networkFacts(e egress.Event) egress.Event {
+	e.Sandbox, e.Time, e.Type = "", time.Time{}, ""
+	return e
+}
+
+// NetworkOf returns a sandbox's network rules, expanded, and what it has moved. Kind: FailedPrecondition where
+// it has no network.
+func (m *Manager) NetworkOf(ctx context.Context, p Principal, ref string) (Network, []rules.Rule, NetworkUsage, error) {
+	b, s, err := m.networked(ctx, p, ref)
+	if err != nil {
+		return Network{}, nil, NetworkUsage{}, err
+	}
+	list, err := m.expand(s.Spec.Network)
+	if err != nil {
+		return Network{}, nil, NetworkUsage{}, err
+	}
+	usage, err := m.cfg.Gateway.Usage(ctx, b.id)
+	return *s.Spec.Network, list, usage, err
+}
+
+func (m *Manager) networked(ctx context.Context, p Principal, ref string) (*box, Sandbox, error) {
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil {
+		return nil, Sandbox{}, err
+	}
+	if b == nil {
+		return nil, Sandbox{}, &TransitionError{ID: stopped.ID, From: stopped.State}
+	}
+	s := b.snapshot()
+	if s.Spec.Network == nil || m.cfg.Gateway == nil {
+		return nil, s, errs.New(errs.FailedPrecondition, "sandbox %s has no network", b.id).
+			WithHint("create one with --allow HOST, or with --net closed to set rules later")
+	}
+	return b, s, nil
+}
+
+// NetworkAnswer is one part of an explanation.
+type NetworkAnswer struct {
+	About   string // "name", "connection", or an address
+	Verdict NetworkVerdict
+}
+
+// ExplainNetwork says what the rules of a sandbox answer to a URL, or HOST[:PORT], and why. It looks a name up
+// where the rules allow that, and judges each of its addresses, as the gateway does.
+func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, method string) ([]NetworkAnswer, error) {
+	_, s, err := m.networked(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	list, err := m.expand(s.Spec.Network)
+	if err != nil {
+		return nil, err
+	}
+	q, err := parseTarget(target, method)
+	if err != nil {
+		return nil, err
+	}
+	return explain(ctx, rules.NewSet(list), q), nil
+}
+
+func explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer {
+	var out []NetworkAnswer
+	addrs := []netip.Addr{q.Addr}
+	if q.Name != "" {
+		v := set.Decide(rules.Query{Proto: rules.DNS, Name: q.Name})
+		out = append(out, NetworkAnswer{"name", v})
+		if !v.Allow {
+			return out
+		}
+		v = set.Decide(q)
+		out = append(out, NetworkAnswer{"connection", v})
+		if !v.Allow {
+			return out
+		}
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		var err error
+		if addrs, err = net.DefaultResolver.LookupNetIP(ctx, "ip", q.Name+"."); err != nil {
+			return append(out, NetworkAnswer{"address", rules.Verdict{Code: rules.Unresolved, Reason: q.Name + " could not be looked up"}})
+		}
+	}
+	own := ownAddresses()
+	for _, a := range addrs {
+		q.Addr = a.Unmap()
+		q.Own = own[q.Addr]
+		out = append(out, NetworkAnswer{q.Addr.String(), set.Decide(q)})
+	}
+	return out
+}
+
+func ownAddresses() map[netip.Addr]bool {
+	own := map[netip.Addr]bool{}
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return own
+	}
+	for _, a := range list {
+		if n, ok := a.(*net.IPNet); ok {
+			if b, ok := netip.AddrFromSlice(n.IP); ok {
+				own[b.Unmap()] = true
+			}
+		}
+	}
+	return own
+}
+
+// parseTarget reads a URL, or HOST[:PORT], into what the rules are asked.
+func parseTarget(target, method string) (rules.Query, error) {
+	q := rules.Query{Proto: rules.TCP, Port: 443}
+	bad := func(err error) error {
+		return errs.Wrap(err, errs.InvalidArgument, "%s is no URL and no HOST[:PORT]", quote(target))
+	}
+	whole := strings.Contains(target, "://")
+	if !whole {
+		target = "tcp://" + target
+	}
+	u, err := url.Parse(target)
+	if err != nil || u.Host == "" || u.User != nil {
+		return q, bad(err)
+	}
+	switch u.Scheme {
+	case "http", "ws":
+		q.Port = 80
+	case "udp":
+		q.Proto = rules.UDP
+	case "https", "wss", "tcp":
+	default:
+		return q, invalid("the scheme %s is unknown", quote(u.Scheme)).WithHint("use http, https, tcp or udp")
+	}
+	if text := u.Port(); text != "" {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return q, bad(err)
+		}
+		q.Port = uint16(n)
+	}
+	if q.Name, q.Addr, err = rules.Host(u.Hostname()); err != nil {
+		return q, bad(err)
+	}
+	if whole && (u.Scheme == "http" || u.Scheme == "https") {
+		host := q.Name
+		if host == "" {
+			host = q.Addr.String()
+		}
+		q.HTTP = &rules.HTTP{Host: host, Port: q.Port, Method: or(method, "GET"), Path: or(u.EscapedPath(), "/")}
+		if u.Scheme == "https" {
+			q.TLS = &rules.TLS{ServerName: q.Name}
+		}
+	}
+	return q, nil
+}
