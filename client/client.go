@@ -56,6 +56,8 @@ type Client struct {
 	Journal *Journal
 	// System tells about the server, its templates and its keys.
 	System *System
+	// Network shows and changes what sandboxes may reach.
+	Network *Network
 	// Secrets keeps values that sandboxes may use and never see.
 	Secrets *Secrets
 
@@ -178,6 +180,7 @@ func assemble(c *conn) *Client {
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),
 		},
+		Network: &Network{c, casematev1connect.NewNetworkServiceClient(c.http, c.base, opts...)},
 		Secrets: &Secrets{c, casematev1connect.NewSecretServiceClient(c.http, c.base, opts...)},
 		conn:    c,
 	}

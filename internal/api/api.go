@@ -122,6 +122,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewSystemServiceHandler(&system{a}, opts...))
 	add(casematev1connect.NewTrustServiceHandler(&trust{a}, opts...))
 	add(casematev1connect.NewSecretServiceHandler(&secrets{a}, opts...))
+	add(casematev1connect.NewNetworkServiceHandler(&networks{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

@@ -59,6 +59,7 @@ func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
 		EndDetail: s.EndDetail,
 		User:      s.Spec.User,
 		Dir:       s.Spec.Dir,
+		Network:   networkMessage(s.Spec.Network),
 	}
 	if s.Applied.Backend != "" {
 		m.Applied = appliedMessage(s.Applied)
@@ -130,6 +131,7 @@ func specOf(m *v1.CreateSandboxRequest) sandbox.Spec {
 		Dir:          m.GetDir(),
 		Idle:         m.GetIdle().AsDuration(),
 		AllowMissing: m.GetAllowMissing(),
+		Network:      networkOf(m.GetNetwork()),
 	}
 	if m.GetLifetime() != nil {
 		s.Lifetime = m.GetLifetime().AsDuration()
@@ -166,6 +168,7 @@ func processMessage(p sandbox.Process) *v1.Process {
 		Leftover:    clamp32(p.Leftover),
 		Attached:    p.Attached,
 		OomKills:    p.OOMKills,
+		Refused:     refusalMessages(p.Refused),
 	}
 }
 

@@ -25,6 +25,7 @@ type sandboxFlags struct {
 	env, labels, workspaces      []string
 	lifetime, idle               time.Duration
 	allowMissing                 []string
+	network                      netFlags
 }
 
 // register adds the flags to cmd.
@@ -48,6 +49,7 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.DurationVar(&f.lifetime, "lifetime", 0, "delete it after this time, as 30m (default never)")
 	fl.DurationVar(&f.idle, "idle", 0, "delete it after this time without use (default never)")
 	fl.StringArrayVar(&f.allowMissing, "allow-missing", nil, "start although this `LAYER` of isolation is missing here (repeatable; see doctor)")
+	f.network.register(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"locked", "standard"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace"}, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -86,6 +88,9 @@ func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateReques
 		Lifetime:     durationpb.New(f.lifetime),
 		Workspaces:   spaces,
 		AllowMissing: f.allowMissing,
+	}
+	if req.Network, err = f.network.rules(); err != nil {
+		return nil, err
 	}
 	if f.idle > 0 {
 		req.Idle = durationpb.New(f.idle)

@@ -229,6 +229,7 @@ func (f *forwarder) forward(ctx context.Context, sig os.Signal) {
 
 // exitOf turns a process's end into this program's.
 func (a *app) exitOf(p *client.Process) error {
+	a.warnRefused(p)
 	code, text, hint := processExit(p)
 	if code == 0 {
 		return nil

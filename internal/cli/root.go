@@ -75,10 +75,10 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add(groupUse, a.runCmd(), a.execCmd(), a.shellCmd(), a.cpCmd(), a.diffCmd(), a.applyCmd())
-	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.rmCmd())
+	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.netCmd(), a.rmCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
-	root.AddCommand(a.docsCmd())
+	root.AddCommand(a.docsCmd(), a.gatewayCmd())
 	return root
 }
 

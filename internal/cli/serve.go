@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,6 +40,8 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.cfg.AllowHosts, "allow-host", nil, "host `NAME` under which browsers may reach it, beside addresses and localhost (repeatable)")
 	fl.StringVar(&f.cfg.Domain, "domain", "", "`NAME[:PORT]` below which PORT-SANDBOX.NAME leads to a port in a sandbox, none for no such names (default "+
 		server.LocalDomain+" with the port of the first address that is local)")
+	fl.StringArrayVar(&f.cfg.Nameservers, "dns", nil, "name server `ADDRESS[:PORT]` that looks up names for sandboxes (repeatable; default those of this host)")
+	fl.StringVar(&f.cfg.NetworkSets, "net-sets", server.DefaultNetworkSets, "directory of named sets of network rules, NAME.rules")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
@@ -53,13 +56,20 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 	if slices.Contains(cfg.Listen, "none") {
 		cfg.Listen = []string{}
 	}
+	for i, ns := range cfg.Nameservers {
+		a, err := nameserver(ns)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Nameservers[i] = a
+	}
 	for _, l := range cfg.Listen {
 		if _, _, err := net.SplitHostPort(l); err != nil {
 			return cfg, usageError("--listen %s is no HOST:PORT", l)
 		}
 	}
 	// Relative to where the person stands; the server stands elsewhere.
-	for _, p := range []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey} {
+	for _, p := range []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets} {
 		if *p == "" {
 			continue
 		}
@@ -77,6 +87,18 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 			WithHint("Unix sockets take %d bytes; choose a shorter --run-dir or --socket", maxSocketPath)
 	}
 	return cfg, nil
+}
+
+// nameserver completes ADDRESS[:PORT].
+func nameserver(s string) (string, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a, 53).String(), nil
+	}
+	a, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return "", usageError("--dns %s is no ADDRESS[:PORT]", s)
+	}
+	return a.String(), nil
 }
 
 // maxSocketPath is what a sockaddr_un holds, less the final zero (unix(7)).

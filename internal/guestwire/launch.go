@@ -32,6 +32,8 @@ type Launch struct {
 	Suid bool    `json:"suid,omitempty"`
 	// Mounts are placed into the root in order, before /proc, /sys and /dev, which so can't be hidden.
 	Mounts []Mount `json:"mounts,omitempty"`
+	// Files are shown read-only, each in the place of what the layers hold there.
+	Files []LaunchFile `json:"files,omitempty"`
 	// Sys indexes the file that is mounted on /sys, a read-only tree, or is Prepared.
 	Sys int `json:"sys"`
 	// ShmBytes is the size of /dev/shm.
@@ -81,6 +83,12 @@ type Mount struct {
 	UID  uint32 `json:"uid,omitempty"`
 	GID  uint32 `json:"gid,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
+}
+
+// LaunchFile is a small file of the server's making.
+type LaunchFile struct {
+	Target  string `json:"target"` // absolute, clean; made where it is missing
+	Content []byte `json:"content"`
 }
 
 // LaunchReply is what the guest really put in place: the guest's word, except that it read the walls

@@ -386,3 +386,20 @@ func parseTarget(target, method string) (rules.Query, error) {
 	}
 	return q, nil
 }
+
+// NetworkAllowed reports whether the answers together allow a connection: the name, the connection, and one
+// of the addresses.
+func NetworkAllowed(answers []NetworkAnswer) bool {
+	address := false
+	for _, a := range answers {
+		switch a.About {
+		case "name", "connection":
+			if !a.Verdict.Allow {
+				return false
+			}
+		default:
+			address = address || a.Verdict.Allow
+		}
+	}
+	return address
+}

@@ -19,6 +19,8 @@ const (
 	DefaultRunDir  = "/run/casemate"
 	DefaultKeysDir = "/etc/casemate"
 	DefaultListen  = "127.0.0.1:7433"
+	// DefaultNetworkSets is where administrators put sets of network rules.
+	DefaultNetworkSets = "/etc/casemate/net"
 	// LocalDomain and all below it lead to the machine itself wherever they are asked for (RFC 6761). It has
 	// two labels since clients take no wildcard right below a top-level name.
 	LocalDomain = "casemate.localhost"
@@ -57,6 +59,12 @@ type Config struct {
 	Defaults sandbox.Defaults
 	// Spares is how many guests are started ahead of time; 0: the backend's default; negative: none.
 	Spares int
+	// Nameservers (address:port) look up the names that sandboxes ask for; none: the host's own.
+	Nameservers []string
+	// NetworkSets is the directory of named sets of network rules; DefaultNetworkSets.
+	NetworkSets string
+	// GatewayProgram becomes the gateway process; this very program.
+	GatewayProgram string
 	// StopSandboxes ends the sandboxes with the server; else they go on, and the next server on the
 	// same data directory takes them up again.
 	StopSandboxes bool
@@ -84,6 +92,8 @@ func (c *Config) fill() {
 	set(&c.KeysDir, DefaultKeysDir)
 	set(&c.UnixSocket, filepath.Join(c.RunDir, socketFile))
 	set(&c.Version, "dev")
+	set(&c.NetworkSets, DefaultNetworkSets)
+	set(&c.GatewayProgram, "/proc/self/exe")
 	if c.Listen == nil {
 		c.Listen = []string{DefaultListen}
 	}

@@ -28,6 +28,7 @@ func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api
 		return nil, nil, fmt.Errorf("open backend %s: %w", namespace.Name, err)
 	}
 	s.undo.Add(func() { s.failed("close backend "+namespace.Name, b.Close()) })
+	s.openGateway(b)
 	s.backends = map[string]isolation.Backend{namespace.Name: b}
 	return roots, roots.Build, nil
 }

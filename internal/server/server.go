@@ -17,6 +17,7 @@ import (
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/clock"
 	"casemate.dev/internal/e2b"
+	"casemate.dev/internal/egress/control"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
@@ -41,6 +42,7 @@ type Server struct {
 	db        *store.DB
 	vault     *secret.Vault
 	backends  map[string]isolation.Backend
+	gateway   *control.Gateway // nil where backends were injected
 	manager   *sandbox.Manager
 	api       *api.API
 	e2b       *e2b.API
@@ -96,11 +98,15 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	// 7. The domain, and what an earlier server left: adopted or removed before anybody can ask.
-	s.manager, err = sandbox.New(sandbox.Config{
+	domain := sandbox.Config{
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
 		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
-		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir},
-	})
+		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet,
+	}
+	if s.gateway != nil {
+		domain.Gateway = s.gateway
+	}
+	s.manager, err = sandbox.New(domain)
 	if err != nil {
 		return nil, fmt.Errorf("make manager: %w", err)
 	}

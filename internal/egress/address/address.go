@@ -23,25 +23,30 @@ func MAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0xca, 0x5e, 0x00, 0x
 // GatewayMAC returns the address of the other end.
 func GatewayMAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0xca, 0x5e, 0x00, 0x00, 0x01} }
 
+// v6 returns an address in the range fdca:5e00:5a9d::/48, by its subnet and host.
+func v6(subnet, host byte) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfd, 0xca, 0x5e, 0x00, 0x5a, 0x9d, 0, subnet, 15: host})
+}
+
 // Sandbox returns a sandbox's addresses. The IPv4 ones lie in the range for tests of network devices (RFC
 // 2544), which belongs to nobody, the IPv6 ones in the range for local use (RFC 4193).
 func Sandbox() [2]netip.Prefix {
-	return [2]netip.Prefix{netip.MustParsePrefix("198.18.0.2/30"), netip.MustParsePrefix("fdca:5e00:5a9d::2/64")}
+	return [2]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, 0, 2}), 30), netip.PrefixFrom(v6(0, 2), 64)}
 }
 
 // Gateway returns the gateway's addresses, which answer DNS.
 func Gateway() [2]netip.Addr {
-	return [2]netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fdca:5e00:5a9d::1")}
+	return [2]netip.Addr{netip.AddrFrom4([4]byte{198, 18, 0, 1}), v6(0, 1)}
 }
 
 // Names returns the ranges whose addresses stand for names.
 func Names() [2]netip.Prefix {
-	return [2]netip.Prefix{netip.MustParsePrefix("198.19.0.0/16"), netip.MustParsePrefix("fdca:5e00:5a9d:1::/64")}
+	return [2]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 19, 0, 0}), 16), netip.PrefixFrom(v6(1, 0), 64)}
 }
 
 // Whole returns the ranges that hold everything above, and nothing of the world.
 func Whole() [2]netip.Prefix {
-	return [2]netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fdca:5e00:5a9d::/48")}
+	return [2]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, 0, 0}), 15), netip.PrefixFrom(v6(0, 0), 48)}
 }
 
 // ResolvConf returns the content of a sandbox's /etc/resolv.conf. One server and few attempts: it answers

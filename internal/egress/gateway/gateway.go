@@ -18,11 +18,8 @@ import (
 	"time"
 
 	"casemate.dev/internal/egress"
-	"casemate.dev/internal/egress/address"
 	"casemate.dev/internal/errs"
 )
-
-var gateway4, gateway6 = address.Gateway()[0], address.Gateway()[1]
 
 // Config says how a Gateway works.
 type Config struct {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -56,6 +57,10 @@ func confine(args []string) error {
 		return fmt.Errorf("the gateway does not run as root; the server starts it")
 	}
 	runtime.LockOSThread()
+	// What the server was started with and did not mean to hand on goes with the second execution.
+	if err := unix.CloseRange(control.ListenFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return os.NewSyscallError("close_range", err)
+	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl PR_SET_NO_NEW_PRIVS", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/address"
 	"casemate.dev/internal/egress/rules"
 )
 
@@ -208,5 +209,5 @@ func (s *sandbox) rebalance() {
 	_ = s.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &send)
 }
 
-// own reports whether an address belongs to the sandbox's own little network.
-func isGateway(a netip.Addr) bool { return a == gateway4 || a == gateway6 }
+// isGateway reports whether an address is the gateway's own.
+func isGateway(a netip.Addr) bool { g := address.Gateway(); return a == g[0] || a == g[1] }

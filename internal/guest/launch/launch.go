@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -318,6 +319,11 @@ func (s *setup) build() error {
 	for i, m := range l.Mounts {
 		if err := s.mount(root, i, m); err != nil {
 			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+	}
+	for i, f := range l.Files {
+		if err := showFile(root, "/f"+strconv.Itoa(i), f); err != nil {
+			return fmt.Errorf("show %s: %w", f.Target, err)
 		}
 	}
 	s.lap("mounts")

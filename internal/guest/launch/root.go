@@ -149,6 +149,28 @@ func (s *setup) mount(root, i int, m guestwire.Mount) error {
 	return unix.MoveMount(fd, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
+// showFile makes a file in the staging area and mounts it, read-only, in the place of one in the root. It is
+// root's in here, who has no way to write to it either.
+func showFile(root int, staged string, f guestwire.LaunchFile) error {
+	if err := os.WriteFile(staged, f.Content, 0o444); err != nil {
+		return err
+	}
+	m, err := mount.Clone(staged, false)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	if err := mount.SetAttr(m, mount.Change{Set: safe | mount.ReadOnly}); err != nil {
+		return err
+	}
+	at, err := target(root, f.Target, true, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	return mount.Attach(m, at)
+}
+
 // give sets owner and mode of an overlay's root directory.
 func give(fd int, m guestwire.Mount) error {
 	if err := unix.Fchownat(fd, "", int(m.UID), int(m.GID), unix.AT_EMPTY_PATH); err != nil {

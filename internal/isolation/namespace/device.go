@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
-	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
-	"casemate.dev/internal/linux/mount"
 	"casemate.dev/internal/linux/netns"
 	"casemate.dev/internal/linux/tap"
 )
@@ -89,24 +86,4 @@ func networkApplied(n *isolation.Network) string {
 		return "none"
 	}
 	return n.Device + " to the gateway"
-}
-
-// sharedFiles adds the spec's files.
-func (b *builder) sharedFiles(files []isolation.File) error {
-	if len(files) == 0 {
-		return nil
-	}
-	tree, err := newFiles(files)
-	if err != nil {
-		return fmt.Errorf("make files: %w", err)
-	}
-	defer func() { _ = tree.Close() }()
-	for i, f := range files {
-		m, err := mount.CloneAt(int(tree.Fd()), strconv.Itoa(i), false)
-		if err != nil {
-			return fmt.Errorf("show %s: %w", f.Path, err)
-		}
-		b.launch.Mounts = append(b.launch.Mounts, guestwire.Mount{Target: f.Path, File: b.add(m), Single: true})
-	}
-	return nil
 }

@@ -156,8 +156,8 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 	if err := build.root(ctx); err != nil {
 		return err
 	}
-	if err := build.sharedFiles(s.Files); err != nil {
-		return err
+	for _, f := range s.Files {
+		build.launch.Files = append(build.launch.Files, guestwire.LaunchFile{Target: f.Path, Content: f.Content})
 	}
 	build.launch.Sys = guestwire.Prepared
 	if len(cpus) > 0 { // fewer than all

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/linux/mount"
 )
 
@@ -39,20 +38,6 @@ func newSys(cpus []int) (*os.File, error) {
 		return nil, err
 	}
 	return finishTree(m, fillSys(int(m.Fd()), cpus))
-}
-
-// newFiles makes a tree of files, each under its number.
-func newFiles(files []isolation.File) (*os.File, error) {
-	m, err := mount.New("tmpfs", mount.NoSuid|mount.NoExec|mount.NoDev, mount.Option{Key: "mode", Value: "755"})
-	if err != nil {
-		return nil, err
-	}
-	for i, f := range files {
-		if err == nil {
-			err = writeAt(int(m.Fd()), strconv.Itoa(i), string(f.Content))
-		}
-	}
-	return finishTree(m, err)
 }
 
 // finishTree makes a filled tree read-only.

@@ -23,7 +23,6 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -150,8 +149,6 @@ func NewNamespace() (*os.File, error) {
 	return r.f, r.err
 }
 
-var worlds atomic.Int32
-
 // wire connects this process's namespace with the world.
 func (w *World) wire() error {
 	if err := netns.LoopbackUp(); err != nil {
@@ -162,7 +159,7 @@ func (w *World) wire() error {
 		return err
 	}
 	defer h.Close()
-	name := fmt.Sprintf("w%d", worlds.Add(1))
+	const name = "w0" // there is one at a time: a second would have the same addresses
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "p"}); err != nil {
@@ -253,7 +250,9 @@ func (w *World) ListenUDP(addr string) net.PacketConn {
 }
 
 // Name lets a name lead to addresses.
-func (w *World) Name(name string, addrs ...string) { w.NameFunc(name, func() []string { return addrs }) }
+func (w *World) Name(name string, addrs ...string) {
+	w.NameFunc(name, func() []string { return addrs })
+}
 
 // NameFunc lets a name lead where f says each time.
 func (w *World) NameFunc(name string, f func() []string) {

@@ -273,7 +273,9 @@ type Process struct {
 	// True where StartProcess attached to one that existed.
 	Attached bool `protobuf:"varint,20,opt,name=attached,proto3" json:"attached,omitempty"`
 	// Out-of-memory kills in the sandbox while it ran, from the kernel.
-	OomKills      int64 `protobuf:"varint,21,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	OomKills int64 `protobuf:"varint,21,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	// What the gateway refused to the sandbox while it ran.
+	Refused       []*Refusal `protobuf:"bytes,30,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -453,6 +455,13 @@ func (x *Process) GetOomKills() int64 {
 		return x.OomKills
 	}
 	return 0
+}
+
+func (x *Process) GetRefused() []*Refusal {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
 }
 
 // ProcessEvent is one item of a stream.
@@ -1587,7 +1596,7 @@ var File_casemate_v1_process_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_process_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/process.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\x02\n" +
+	"\x19casemate/v1/process.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\x02\n" +
 	"\vProcessSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\tR\x04argv\x123\n" +
@@ -1603,7 +1612,7 @@ const file_casemate_v1_process_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"2\n" +
 	"\bTerminal\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
-	"\x04cols\x18\x02 \x01(\rR\x04cols\"\xf0\x04\n" +
+	"\x04cols\x18\x02 \x01(\rR\x04cols\"\xa0\x05\n" +
 	"\aProcess\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\asandbox\x18\x02 \x01(\tR\asandbox\x12\x12\n" +
@@ -1628,7 +1637,8 @@ const file_casemate_v1_process_proto_rawDesc = "" +
 	"\rmax_rss_bytes\x18\x12 \x01(\x03R\vmaxRssBytes\x12\x1a\n" +
 	"\bleftover\x18\x13 \x01(\x05R\bleftover\x12\x1a\n" +
 	"\battached\x18\x14 \x01(\bR\battached\x12\x1b\n" +
-	"\toom_kills\x18\x15 \x01(\x03R\boomKills\"\x85\x02\n" +
+	"\toom_kills\x18\x15 \x01(\x03R\boomKills\x12.\n" +
+	"\arefused\x18\x1e \x03(\v2\x14.casemate.v1.RefusalR\arefused\"\x85\x02\n" +
 	"\fProcessEvent\x120\n" +
 	"\astarted\x18\x01 \x01(\v2\x14.casemate.v1.ProcessH\x00R\astarted\x12-\n" +
 	"\x06output\x18\x02 \x01(\v2\x13.casemate.v1.OutputH\x00R\x06output\x12$\n" +
@@ -1760,6 +1770,7 @@ var file_casemate_v1_process_proto_goTypes = []any{
 	nil,                            // 23: casemate.v1.ProcessSpec.EnvEntry
 	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
 	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
+	(*Refusal)(nil),                // 26: casemate.v1.Refusal
 }
 var file_casemate_v1_process_proto_depIdxs = []int32{
 	23, // 0: casemate.v1.ProcessSpec.env:type_name -> casemate.v1.ProcessSpec.EnvEntry
@@ -1769,45 +1780,46 @@ var file_casemate_v1_process_proto_depIdxs = []int32{
 	25, // 4: casemate.v1.Process.ended_at:type_name -> google.protobuf.Timestamp
 	24, // 5: casemate.v1.Process.cpu_user:type_name -> google.protobuf.Duration
 	24, // 6: casemate.v1.Process.cpu_system:type_name -> google.protobuf.Duration
-	3,  // 7: casemate.v1.ProcessEvent.started:type_name -> casemate.v1.Process
-	5,  // 8: casemate.v1.ProcessEvent.output:type_name -> casemate.v1.Output
-	6,  // 9: casemate.v1.ProcessEvent.gap:type_name -> casemate.v1.Gap
-	3,  // 10: casemate.v1.ProcessEvent.ended:type_name -> casemate.v1.Process
-	7,  // 11: casemate.v1.ProcessEvent.keep_alive:type_name -> casemate.v1.KeepAlive
-	0,  // 12: casemate.v1.Output.stream:type_name -> casemate.v1.Stream
-	1,  // 13: casemate.v1.StartProcessRequest.process:type_name -> casemate.v1.ProcessSpec
-	1,  // 14: casemate.v1.RunRequest.process:type_name -> casemate.v1.ProcessSpec
-	1,  // 15: casemate.v1.ExecuteRequest.process:type_name -> casemate.v1.ProcessSpec
-	3,  // 16: casemate.v1.ExecuteResponse.process:type_name -> casemate.v1.Process
-	6,  // 17: casemate.v1.ExecuteResponse.gaps:type_name -> casemate.v1.Gap
-	3,  // 18: casemate.v1.ListProcessesResponse.processes:type_name -> casemate.v1.Process
-	24, // 19: casemate.v1.WaitProcessRequest.timeout:type_name -> google.protobuf.Duration
-	2,  // 20: casemate.v1.ResizeTerminalRequest.terminal:type_name -> casemate.v1.Terminal
-	8,  // 21: casemate.v1.ProcessService.StartProcess:input_type -> casemate.v1.StartProcessRequest
-	9,  // 22: casemate.v1.ProcessService.Run:input_type -> casemate.v1.RunRequest
-	10, // 23: casemate.v1.ProcessService.Execute:input_type -> casemate.v1.ExecuteRequest
-	12, // 24: casemate.v1.ProcessService.Output:input_type -> casemate.v1.OutputRequest
-	13, // 25: casemate.v1.ProcessService.GetProcess:input_type -> casemate.v1.GetProcessRequest
-	14, // 26: casemate.v1.ProcessService.ListProcesses:input_type -> casemate.v1.ListProcessesRequest
-	16, // 27: casemate.v1.ProcessService.WaitProcess:input_type -> casemate.v1.WaitProcessRequest
-	17, // 28: casemate.v1.ProcessService.WriteInput:input_type -> casemate.v1.WriteInputRequest
-	19, // 29: casemate.v1.ProcessService.SignalProcess:input_type -> casemate.v1.SignalProcessRequest
-	21, // 30: casemate.v1.ProcessService.ResizeTerminal:input_type -> casemate.v1.ResizeTerminalRequest
-	3,  // 31: casemate.v1.ProcessService.StartProcess:output_type -> casemate.v1.Process
-	4,  // 32: casemate.v1.ProcessService.Run:output_type -> casemate.v1.ProcessEvent
-	11, // 33: casemate.v1.ProcessService.Execute:output_type -> casemate.v1.ExecuteResponse
-	4,  // 34: casemate.v1.ProcessService.Output:output_type -> casemate.v1.ProcessEvent
-	3,  // 35: casemate.v1.ProcessService.GetProcess:output_type -> casemate.v1.Process
-	15, // 36: casemate.v1.ProcessService.ListProcesses:output_type -> casemate.v1.ListProcessesResponse
-	3,  // 37: casemate.v1.ProcessService.WaitProcess:output_type -> casemate.v1.Process
-	18, // 38: casemate.v1.ProcessService.WriteInput:output_type -> casemate.v1.WriteInputResponse
-	20, // 39: casemate.v1.ProcessService.SignalProcess:output_type -> casemate.v1.SignalProcessResponse
-	22, // 40: casemate.v1.ProcessService.ResizeTerminal:output_type -> casemate.v1.ResizeTerminalResponse
-	31, // [31:41] is the sub-list for method output_type
-	21, // [21:31] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	26, // 7: casemate.v1.Process.refused:type_name -> casemate.v1.Refusal
+	3,  // 8: casemate.v1.ProcessEvent.started:type_name -> casemate.v1.Process
+	5,  // 9: casemate.v1.ProcessEvent.output:type_name -> casemate.v1.Output
+	6,  // 10: casemate.v1.ProcessEvent.gap:type_name -> casemate.v1.Gap
+	3,  // 11: casemate.v1.ProcessEvent.ended:type_name -> casemate.v1.Process
+	7,  // 12: casemate.v1.ProcessEvent.keep_alive:type_name -> casemate.v1.KeepAlive
+	0,  // 13: casemate.v1.Output.stream:type_name -> casemate.v1.Stream
+	1,  // 14: casemate.v1.StartProcessRequest.process:type_name -> casemate.v1.ProcessSpec
+	1,  // 15: casemate.v1.RunRequest.process:type_name -> casemate.v1.ProcessSpec
+	1,  // 16: casemate.v1.ExecuteRequest.process:type_name -> casemate.v1.ProcessSpec
+	3,  // 17: casemate.v1.ExecuteResponse.process:type_name -> casemate.v1.Process
+	6,  // 18: casemate.v1.ExecuteResponse.gaps:type_name -> casemate.v1.Gap
+	3,  // 19: casemate.v1.ListProcessesResponse.processes:type_name -> casemate.v1.Process
+	24, // 20: casemate.v1.WaitProcessRequest.timeout:type_name -> google.protobuf.Duration
+	2,  // 21: casemate.v1.ResizeTerminalRequest.terminal:type_name -> casemate.v1.Terminal
+	8,  // 22: casemate.v1.ProcessService.StartProcess:input_type -> casemate.v1.StartProcessRequest
+	9,  // 23: casemate.v1.ProcessService.Run:input_type -> casemate.v1.RunRequest
+	10, // 24: casemate.v1.ProcessService.Execute:input_type -> casemate.v1.ExecuteRequest
+	12, // 25: casemate.v1.ProcessService.Output:input_type -> casemate.v1.OutputRequest
+	13, // 26: casemate.v1.ProcessService.GetProcess:input_type -> casemate.v1.GetProcessRequest
+	14, // 27: casemate.v1.ProcessService.ListProcesses:input_type -> casemate.v1.ListProcessesRequest
+	16, // 28: casemate.v1.ProcessService.WaitProcess:input_type -> casemate.v1.WaitProcessRequest
+	17, // 29: casemate.v1.ProcessService.WriteInput:input_type -> casemate.v1.WriteInputRequest
+	19, // 30: casemate.v1.ProcessService.SignalProcess:input_type -> casemate.v1.SignalProcessRequest
+	21, // 31: casemate.v1.ProcessService.ResizeTerminal:input_type -> casemate.v1.ResizeTerminalRequest
+	3,  // 32: casemate.v1.ProcessService.StartProcess:output_type -> casemate.v1.Process
+	4,  // 33: casemate.v1.ProcessService.Run:output_type -> casemate.v1.ProcessEvent
+	11, // 34: casemate.v1.ProcessService.Execute:output_type -> casemate.v1.ExecuteResponse
+	4,  // 35: casemate.v1.ProcessService.Output:output_type -> casemate.v1.ProcessEvent
+	3,  // 36: casemate.v1.ProcessService.GetProcess:output_type -> casemate.v1.Process
+	15, // 37: casemate.v1.ProcessService.ListProcesses:output_type -> casemate.v1.ListProcessesResponse
+	3,  // 38: casemate.v1.ProcessService.WaitProcess:output_type -> casemate.v1.Process
+	18, // 39: casemate.v1.ProcessService.WriteInput:output_type -> casemate.v1.WriteInputResponse
+	20, // 40: casemate.v1.ProcessService.SignalProcess:output_type -> casemate.v1.SignalProcessResponse
+	22, // 41: casemate.v1.ProcessService.ResizeTerminal:output_type -> casemate.v1.ResizeTerminalResponse
+	32, // [32:42] is the sub-list for method output_type
+	22, // [22:32] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_casemate_v1_process_proto_init() }
@@ -1816,6 +1828,7 @@ func file_casemate_v1_process_proto_init() {
 		return
 	}
 	file_casemate_v1_access_proto_init()
+	file_casemate_v1_network_proto_init()
 	file_casemate_v1_process_proto_msgTypes[3].OneofWrappers = []any{
 		(*ProcessEvent_Started)(nil),
 		(*ProcessEvent_Output)(nil),

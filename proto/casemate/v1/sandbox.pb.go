@@ -51,10 +51,12 @@ type Sandbox struct {
 	EndDetail string                 `protobuf:"bytes,17,opt,name=end_detail,json=endDetail,proto3" json:"end_detail,omitempty"`
 	Applied   *Applied               `protobuf:"bytes,18,opt,name=applied,proto3" json:"applied,omitempty"`
 	// How long each step of its start took.
-	Timings       map[string]*durationpb.Duration `protobuf:"bytes,19,rep,name=timings,proto3" json:"timings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	User          string                          `protobuf:"bytes,20,opt,name=user,proto3" json:"user,omitempty"`
-	Dir           string                          `protobuf:"bytes,21,opt,name=dir,proto3" json:"dir,omitempty"`
-	Workspaces    []*Workspace                    `protobuf:"bytes,22,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
+	Timings    map[string]*durationpb.Duration `protobuf:"bytes,19,rep,name=timings,proto3" json:"timings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	User       string                          `protobuf:"bytes,20,opt,name=user,proto3" json:"user,omitempty"`
+	Dir        string                          `protobuf:"bytes,21,opt,name=dir,proto3" json:"dir,omitempty"`
+	Workspaces []*Workspace                    `protobuf:"bytes,22,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
+	// Unset: it has no network.
+	Network       *Network `protobuf:"bytes,40,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -239,6 +241,13 @@ func (x *Sandbox) GetDir() string {
 func (x *Sandbox) GetWorkspaces() []*Workspace {
 	if x != nil {
 		return x.Workspaces
+	}
+	return nil
+}
+
+func (x *Sandbox) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
 	}
 	return nil
 }
@@ -556,7 +565,9 @@ type CreateSandboxRequest struct {
 	Idle       *durationpb.Duration `protobuf:"bytes,11,opt,name=idle,proto3" json:"idle,omitempty"`
 	Workspaces []*Workspace         `protobuf:"bytes,12,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
 	// Isolation layers that may be absent; anything else that is missing stops the start.
-	AllowMissing  []string `protobuf:"bytes,13,rep,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	AllowMissing []string `protobuf:"bytes,13,rep,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	// Unset: no network, and no way to get one.
+	Network       *Network `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -678,6 +689,13 @@ func (x *CreateSandboxRequest) GetWorkspaces() []*Workspace {
 func (x *CreateSandboxRequest) GetAllowMissing() []string {
 	if x != nil {
 		return x.AllowMissing
+	}
+	return nil
+}
+
+func (x *CreateSandboxRequest) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
 	}
 	return nil
 }
@@ -1423,7 +1441,7 @@ var File_casemate_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xde\a\n" +
+	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8e\b\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -1454,7 +1472,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\x03dir\x18\x15 \x01(\tR\x03dir\x126\n" +
 	"\n" +
 	"workspaces\x18\x16 \x03(\v2\x16.casemate.v1.WorkspaceR\n" +
-	"workspaces\x1a9\n" +
+	"workspaces\x12.\n" +
+	"\anetwork\x18( \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aU\n" +
@@ -1492,7 +1511,7 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\amissing\x18\x0f \x03(\tR\amissing\";\n" +
 	"\tWorkspace\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\x8c\x05\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xbc\x05\n" +
 	"\x14CreateSandboxRequest\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x18\n" +
@@ -1509,7 +1528,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"workspaces\x18\f \x03(\v2\x16.casemate.v1.WorkspaceR\n" +
 	"workspaces\x12#\n" +
-	"\rallow_missing\x18\r \x03(\tR\fallowMissing\x1a9\n" +
+	"\rallow_missing\x18\r \x03(\tR\fallowMissing\x12.\n" +
+	"\anetwork\x18\x14 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
@@ -1621,6 +1641,7 @@ var file_casemate_v1_sandbox_proto_goTypes = []any{
 	nil,                           // 23: casemate.v1.LabelSet.LabelsEntry
 	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
 	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
+	(*Network)(nil),               // 26: casemate.v1.Network
 }
 var file_casemate_v1_sandbox_proto_depIdxs = []int32{
 	18, // 0: casemate.v1.Sandbox.labels:type_name -> casemate.v1.Sandbox.LabelsEntry
@@ -1633,46 +1654,48 @@ var file_casemate_v1_sandbox_proto_depIdxs = []int32{
 	2,  // 7: casemate.v1.Sandbox.applied:type_name -> casemate.v1.Applied
 	19, // 8: casemate.v1.Sandbox.timings:type_name -> casemate.v1.Sandbox.TimingsEntry
 	3,  // 9: casemate.v1.Sandbox.workspaces:type_name -> casemate.v1.Workspace
-	1,  // 10: casemate.v1.Applied.limits:type_name -> casemate.v1.Limits
-	1,  // 11: casemate.v1.CreateSandboxRequest.limits:type_name -> casemate.v1.Limits
-	20, // 12: casemate.v1.CreateSandboxRequest.labels:type_name -> casemate.v1.CreateSandboxRequest.LabelsEntry
-	21, // 13: casemate.v1.CreateSandboxRequest.env:type_name -> casemate.v1.CreateSandboxRequest.EnvEntry
-	25, // 14: casemate.v1.CreateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
-	25, // 15: casemate.v1.CreateSandboxRequest.idle:type_name -> google.protobuf.Duration
-	3,  // 16: casemate.v1.CreateSandboxRequest.workspaces:type_name -> casemate.v1.Workspace
-	22, // 17: casemate.v1.ListSandboxesRequest.labels:type_name -> casemate.v1.ListSandboxesRequest.LabelsEntry
-	0,  // 18: casemate.v1.ListSandboxesResponse.sandboxes:type_name -> casemate.v1.Sandbox
-	9,  // 19: casemate.v1.UpdateSandboxRequest.labels:type_name -> casemate.v1.LabelSet
-	25, // 20: casemate.v1.UpdateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
-	25, // 21: casemate.v1.UpdateSandboxRequest.idle:type_name -> google.protobuf.Duration
-	1,  // 22: casemate.v1.UpdateSandboxRequest.limits:type_name -> casemate.v1.Limits
-	23, // 23: casemate.v1.LabelSet.labels:type_name -> casemate.v1.LabelSet.LabelsEntry
-	25, // 24: casemate.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	17, // 25: casemate.v1.ListChangesResponse.changes:type_name -> casemate.v1.Change
-	25, // 26: casemate.v1.Sandbox.TimingsEntry.value:type_name -> google.protobuf.Duration
-	4,  // 27: casemate.v1.SandboxService.CreateSandbox:input_type -> casemate.v1.CreateSandboxRequest
-	5,  // 28: casemate.v1.SandboxService.GetSandbox:input_type -> casemate.v1.GetSandboxRequest
-	6,  // 29: casemate.v1.SandboxService.ListSandboxes:input_type -> casemate.v1.ListSandboxesRequest
-	8,  // 30: casemate.v1.SandboxService.UpdateSandbox:input_type -> casemate.v1.UpdateSandboxRequest
-	10, // 31: casemate.v1.SandboxService.DeleteSandbox:input_type -> casemate.v1.DeleteSandboxRequest
-	11, // 32: casemate.v1.SandboxService.PauseSandbox:input_type -> casemate.v1.PauseSandboxRequest
-	12, // 33: casemate.v1.SandboxService.ResumeSandbox:input_type -> casemate.v1.ResumeSandboxRequest
-	13, // 34: casemate.v1.SandboxService.GetUsage:input_type -> casemate.v1.GetUsageRequest
-	15, // 35: casemate.v1.SandboxService.ListChanges:input_type -> casemate.v1.ListChangesRequest
-	0,  // 36: casemate.v1.SandboxService.CreateSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 37: casemate.v1.SandboxService.GetSandbox:output_type -> casemate.v1.Sandbox
-	7,  // 38: casemate.v1.SandboxService.ListSandboxes:output_type -> casemate.v1.ListSandboxesResponse
-	0,  // 39: casemate.v1.SandboxService.UpdateSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 40: casemate.v1.SandboxService.DeleteSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 41: casemate.v1.SandboxService.PauseSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 42: casemate.v1.SandboxService.ResumeSandbox:output_type -> casemate.v1.Sandbox
-	14, // 43: casemate.v1.SandboxService.GetUsage:output_type -> casemate.v1.Usage
-	16, // 44: casemate.v1.SandboxService.ListChanges:output_type -> casemate.v1.ListChangesResponse
-	36, // [36:45] is the sub-list for method output_type
-	27, // [27:36] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	26, // 10: casemate.v1.Sandbox.network:type_name -> casemate.v1.Network
+	1,  // 11: casemate.v1.Applied.limits:type_name -> casemate.v1.Limits
+	1,  // 12: casemate.v1.CreateSandboxRequest.limits:type_name -> casemate.v1.Limits
+	20, // 13: casemate.v1.CreateSandboxRequest.labels:type_name -> casemate.v1.CreateSandboxRequest.LabelsEntry
+	21, // 14: casemate.v1.CreateSandboxRequest.env:type_name -> casemate.v1.CreateSandboxRequest.EnvEntry
+	25, // 15: casemate.v1.CreateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
+	25, // 16: casemate.v1.CreateSandboxRequest.idle:type_name -> google.protobuf.Duration
+	3,  // 17: casemate.v1.CreateSandboxRequest.workspaces:type_name -> casemate.v1.Workspace
+	26, // 18: casemate.v1.CreateSandboxRequest.network:type_name -> casemate.v1.Network
+	22, // 19: casemate.v1.ListSandboxesRequest.labels:type_name -> casemate.v1.ListSandboxesRequest.LabelsEntry
+	0,  // 20: casemate.v1.ListSandboxesResponse.sandboxes:type_name -> casemate.v1.Sandbox
+	9,  // 21: casemate.v1.UpdateSandboxRequest.labels:type_name -> casemate.v1.LabelSet
+	25, // 22: casemate.v1.UpdateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
+	25, // 23: casemate.v1.UpdateSandboxRequest.idle:type_name -> google.protobuf.Duration
+	1,  // 24: casemate.v1.UpdateSandboxRequest.limits:type_name -> casemate.v1.Limits
+	23, // 25: casemate.v1.LabelSet.labels:type_name -> casemate.v1.LabelSet.LabelsEntry
+	25, // 26: casemate.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	17, // 27: casemate.v1.ListChangesResponse.changes:type_name -> casemate.v1.Change
+	25, // 28: casemate.v1.Sandbox.TimingsEntry.value:type_name -> google.protobuf.Duration
+	4,  // 29: casemate.v1.SandboxService.CreateSandbox:input_type -> casemate.v1.CreateSandboxRequest
+	5,  // 30: casemate.v1.SandboxService.GetSandbox:input_type -> casemate.v1.GetSandboxRequest
+	6,  // 31: casemate.v1.SandboxService.ListSandboxes:input_type -> casemate.v1.ListSandboxesRequest
+	8,  // 32: casemate.v1.SandboxService.UpdateSandbox:input_type -> casemate.v1.UpdateSandboxRequest
+	10, // 33: casemate.v1.SandboxService.DeleteSandbox:input_type -> casemate.v1.DeleteSandboxRequest
+	11, // 34: casemate.v1.SandboxService.PauseSandbox:input_type -> casemate.v1.PauseSandboxRequest
+	12, // 35: casemate.v1.SandboxService.ResumeSandbox:input_type -> casemate.v1.ResumeSandboxRequest
+	13, // 36: casemate.v1.SandboxService.GetUsage:input_type -> casemate.v1.GetUsageRequest
+	15, // 37: casemate.v1.SandboxService.ListChanges:input_type -> casemate.v1.ListChangesRequest
+	0,  // 38: casemate.v1.SandboxService.CreateSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 39: casemate.v1.SandboxService.GetSandbox:output_type -> casemate.v1.Sandbox
+	7,  // 40: casemate.v1.SandboxService.ListSandboxes:output_type -> casemate.v1.ListSandboxesResponse
+	0,  // 41: casemate.v1.SandboxService.UpdateSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 42: casemate.v1.SandboxService.DeleteSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 43: casemate.v1.SandboxService.PauseSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 44: casemate.v1.SandboxService.ResumeSandbox:output_type -> casemate.v1.Sandbox
+	14, // 45: casemate.v1.SandboxService.GetUsage:output_type -> casemate.v1.Usage
+	16, // 46: casemate.v1.SandboxService.ListChanges:output_type -> casemate.v1.ListChangesResponse
+	38, // [38:47] is the sub-list for method output_type
+	29, // [29:38] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_casemate_v1_sandbox_proto_init() }
@@ -1681,6 +1704,7 @@ func file_casemate_v1_sandbox_proto_init() {
 		return
 	}
 	file_casemate_v1_access_proto_init()
+	file_casemate_v1_network_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

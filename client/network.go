@@ -1,0 +1,46 @@
+package client
+
+import (
+	"context"
+
+	v1 "casemate.dev/proto/casemate/v1"
+	"casemate.dev/proto/casemate/v1/casematev1connect"
+)
+
+// Messages of the API's schema, under short names.
+type (
+	// NetworkRules is what a sandbox may reach, with its limits.
+	NetworkRules = v1.Network
+	// NetworkLimits bound what a sandbox may have open and move.
+	NetworkLimits = v1.NetworkLimits
+	// NetworkStatus is a sandbox's network as it is.
+	NetworkStatus = v1.NetworkStatus
+	// NetworkExplanation is what the rules answer to a URL, and why.
+	NetworkExplanation = v1.ExplainNetworkResponse
+	// Refusal is something that was refused to a sandbox.
+	Refusal = v1.Refusal
+)
+
+// Network shows and changes what sandboxes may reach.
+type Network struct {
+	conn *conn
+	rpc  casematev1connect.NetworkServiceClient
+}
+
+// Get shows a sandbox's rules, and what it has moved.
+func (n *Network) Get(ctx context.Context, sandbox string) (*NetworkStatus, error) {
+	m, err := n.rpc.GetNetwork(ctx, &v1.GetNetworkRequest{Sandbox: sandbox})
+	return m, n.conn.wrap(err)
+}
+
+// Set replaces a sandbox's rules and limits. Open connections that they no longer allow are cut.
+func (n *Network) Set(ctx context.Context, sandbox string, rules *NetworkRules) (*NetworkStatus, error) {
+	m, err := n.rpc.SetNetwork(ctx, &v1.SetNetworkRequest{Sandbox: sandbox, Network: rules})
+	return m, n.conn.wrap(err)
+}
+
+// Explain says what the rules answer to a URL, or HOST[:PORT], and why. method "" is GET.
+func (n *Network) Explain(ctx context.Context, sandbox, target, method string) (*NetworkExplanation, error) {
+	m, err := n.rpc.ExplainNetwork(ctx, &v1.ExplainNetworkRequest{Sandbox: sandbox, Target: target, Method: method})
+	return m, n.conn.wrap(err)
+}

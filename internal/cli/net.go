@@ -1,0 +1,222 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"casemate.dev/client"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/server"
+)
+
+// The words of --net beside names of sets.
+const (
+	netNone   = "none"
+	netClosed = "closed"
+)
+
+// netFlags say what a sandbox may reach.
+type netFlags struct {
+	net         string
+	allow, deny []string
+	connections int32
+	bytes       size
+	rate        size
+	idle        time.Duration
+}
+
+func (f *netFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.net, "net", "", "what it may reach: none, closed (nothing yet), registries (this host's package registries), open (the internet), or a `SET` of rules (default none; with --allow only that)")
+	fl.StringArrayVar(&f.allow, "allow", nil, "let it reach `HOST[:PORT]`, as example.com, *.example.com, 10.1.0.0/16:5432 or https://example.com/api/* (repeatable)")
+	fl.StringArrayVar(&f.deny, "deny", nil, "never let it reach `HOST[:PORT]`, whatever else is allowed (repeatable)")
+	fl.Int32Var(&f.connections, "net-connections", 0, "limit on its connections at once")
+	fl.Var(&f.bytes, "net-bytes", "limit on the bytes it moves in its life, as 500m or 10g")
+	fl.Var(&f.rate, "net-rate", "limit on the bytes it moves a second, each way, as 1m")
+	fl.DurationVar(&f.idle, "net-idle", 0, "end connections over which nothing passes for this long")
+	_ = cmd.RegisterFlagCompletionFunc("net", cobra.FixedCompletions([]string{netNone, netClosed, "registries", "open"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// rules turns the flags into a network; nil is none.
+func (f *netFlags) rules() (*client.NetworkRules, error) {
+	limits := f.connections != 0 || f.bytes != 0 || f.rate != 0 || f.idle != 0
+	if f.net == netNone || f.net == "" && len(f.allow)+len(f.deny) == 0 {
+		if limits || len(f.allow)+len(f.deny) > 0 {
+			return nil, errs.New(errs.InvalidArgument, "network rules and limits need a network, and there is none").
+				WithHint("leave --net none out, or give --net closed")
+		}
+		return nil, nil
+	}
+	if f.connections < 0 || f.idle < 0 {
+		return nil, usageError("a limit can't be negative")
+	}
+	n := &client.NetworkRules{}
+	for _, d := range f.deny {
+		n.Rules = append(n.Rules, "deny "+d)
+	}
+	for _, w := range f.allow {
+		n.Rules = append(n.Rules, "allow "+w)
+	}
+	if f.net != "" && f.net != netClosed {
+		n.Rules = append(n.Rules, "allow @"+f.net)
+	}
+	if limits {
+		n.Limits = &client.NetworkLimits{Connections: f.connections, Bytes: int64(f.bytes), Rate: int64(f.rate)}
+		if f.idle > 0 {
+			n.Limits.Idle = durationpb.New(f.idle)
+		}
+	}
+	return n, nil
+}
+
+func (a *app) netCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "net COMMAND",
+		Short: "What sandboxes may reach",
+		Long: `Show, change and explain what a sandbox may reach.
+
+A sandbox has no network unless it is made with one: casemate create --allow HOST, --net registries, --net
+open, or --net closed to give it rules later.`,
+		Args: exactly(1, "a command: show, set or explain"),
+		RunE: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args[0]) },
+	}
+	cmd.AddCommand(a.netShowCmd(), a.netSetCmd(), a.netExplainCmd())
+	return cmd
+}
+
+func (a *app) netShowCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:     "show SANDBOX",
+		Short:   "Show a sandbox's network rules, and what it has moved",
+		Example: "  casemate net show web",
+		Args:    exactly(1, "a sandbox"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			st, err := c.Network.Get(ctx, args[0])
+			if err != nil {
+				return cannot(err, "show the network of %s", args[0])
+			}
+			return a.showNetwork(st)
+		}),
+	}
+}
+
+func (a *app) showNetwork(st *client.NetworkStatus) error {
+	if a.json {
+		return a.printJSON(st)
+	}
+	for _, r := range st.GetExpanded() {
+		fmt.Fprintln(a.stdout, clean(r))
+	}
+	if len(st.GetExpanded()) == 0 {
+		fmt.Fprintln(a.stdout, "no rules: it reaches nothing")
+	}
+	a.note("%d connections open, %s sent, %s received", st.GetConnections(), formatSize(st.GetSent()), formatSize(st.GetReceived()))
+	return nil
+}
+
+func (a *app) netSetCmd() *cobra.Command {
+	var f netFlags
+	cmd := &cobra.Command{
+		Use:   "set [flags] SANDBOX",
+		Short: "Replace a sandbox's network rules",
+		Long: `Replace the network rules and limits of a sandbox that was made with a network. They hold when the command
+returns: open connections that they no longer allow are cut.
+
+Without --allow and --net nothing may be reached.`,
+		Example: `  casemate net set web --allow api.example.com --allow '*.example.net:8443'
+  casemate net set web --net closed`,
+		Args: exactly(1, "a sandbox"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			if f.net == netNone || f.net == "" && len(f.allow)+len(f.deny) == 0 {
+				f.net = netClosed
+			}
+			n, err := f.rules()
+			if err != nil {
+				return err
+			}
+			st, err := c.Network.Set(ctx, args[0], n)
+			if err != nil {
+				return cannot(err, "set the network of %s", args[0])
+			}
+			return a.showNetwork(st)
+		}),
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func (a *app) netExplainCmd() *cobra.Command {
+	var method string
+	cmd := &cobra.Command{
+		Use:   "explain SANDBOX URL",
+		Short: "Say what a sandbox's rules answer to a URL, and why",
+		Long: `Say what a sandbox's network rules answer to a URL, or HOST[:PORT], and why. Names are looked up as the
+gateway does it, and each address is judged. Nothing is connected to.
+
+Exit codes: 0 when it would be allowed, 1 when not, 125 when that can't be said.`,
+		Example: `  casemate net explain web https://example.com/
+  casemate net explain web --method POST https://api.example.com/v1/items`,
+		Args: exactly(2, "a sandbox and a URL"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			e, err := c.Network.Explain(ctx, args[0], args[1], method)
+			if err != nil {
+				return cannot(err, "explain %s", args[1])
+			}
+			if a.json {
+				err = a.printJSON(e)
+			} else {
+				a.showExplanation(e)
+			}
+			if err == nil && !e.GetAllowed() {
+				err = &exitError{code: 1}
+			}
+			return err
+		}),
+	}
+	cmd.Flags().StringVar(&method, "method", "GET", "HTTP method")
+	return cmd
+}
+
+func (a *app) showExplanation(e *client.NetworkExplanation) {
+	word := map[bool]string{true: "allowed", false: "refused"}
+	for _, x := range e.GetAnswers() {
+		fmt.Fprintf(a.stdout, "%-12s %s: %s (%s)\n", clean(x.GetAbout()), word[x.GetAllowed()], clean(x.GetReason()), clean(x.GetCode()))
+		if x.GetInspected() {
+			fmt.Fprintf(a.stdout, "%-12s each request is looked at\n", "")
+		}
+		if x.GetHint() != "" {
+			fmt.Fprintf(a.stdout, "%-12s would be allowed by: --allow '%s'\n", "", clean(x.GetHint()))
+		}
+	}
+	fmt.Fprintln(a.stdout, word[e.GetAllowed()])
+}
+
+// warnRefused tells what the gateway refused while a process ran, and what would allow it.
+func (a *app) warnRefused(p *client.Process) {
+	const most = 5
+	list := p.GetRefused()
+	for i, r := range list {
+		if i == most {
+			a.note("%d more were refused; casemate journal tells all", len(list)-most)
+			return
+		}
+		a.note("refused %s %s: %s", clean(r.GetProto()), clean(r.GetTarget()), clean(r.GetReason()))
+		if r.GetHint() != "" {
+			a.note("  to allow it: --allow '%s'", clean(r.GetHint()))
+		}
+	}
+}
+
+// gatewayCmd is the gateway process. It is hidden: only the server starts it.
+func (a *app) gatewayCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:    server.GatewayVerb,
+		Short:  "The process that carries sandboxes' packets",
+		Hidden: true,
+		RunE:   func(_ *cobra.Command, args []string) error { return server.RunGateway(args) },
+	}
+}
