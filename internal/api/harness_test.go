@@ -91,7 +91,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	t.Cleanup(host.Close)
 	h.fake = fake.New(fake.Config{Host: host})
 	h.manager, err = sandbox.New(sandbox.Config{
-		DB: db, Journal: journal.Open(db, journal.Options{}), Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{},
+		DB: db, Journal: journal.Open(db, journal.Options{}), Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{}, Gateway: noGateway{},
 		Defaults: sandbox.Defaults{Isolation: "fake"},
 	})
 	if err != nil {

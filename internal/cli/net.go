@@ -80,7 +80,9 @@ func (a *app) netCmd() *cobra.Command {
 		Long: `Show, change and explain what a sandbox may reach.
 
 A sandbox has no network unless it is made with one: casemate create --allow HOST, --net registries, --net
-open, or --net closed to give it rules later.`,
+open, or --net closed to give it rules later.
+
+Exit codes: 0, or 125 when it could not be done.`,
 		Args: exactly(1, "a command: show, set or explain"),
 		RunE: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args[0]) },
 	}
@@ -90,8 +92,12 @@ open, or --net closed to give it rules later.`,
 
 func (a *app) netShowCmd() *cobra.Command {
 	return &cobra.Command{
-		Use:     "show SANDBOX",
-		Short:   "Show a sandbox's network rules, and what it has moved",
+		Use:   "show SANDBOX",
+		Short: "Show a sandbox's network rules, and what it has moved",
+		Long: `Show the network rules of a sandbox in the order in which they are judged, with those of named sets in
+their place, and what it has moved.
+
+Exit codes: 0, or 125 when that can't be said.`,
 		Example: "  casemate net show web",
 		Args:    exactly(1, "a sandbox"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
@@ -126,7 +132,9 @@ func (a *app) netSetCmd() *cobra.Command {
 		Long: `Replace the network rules and limits of a sandbox that was made with a network. They hold when the command
 returns: open connections that they no longer allow are cut.
 
-Without --allow and --net nothing may be reached.`,
+Without --allow and --net nothing may be reached.
+
+Exit codes: 0, or 125 when they could not be set.`,
 		Example: `  casemate net set web --allow api.example.com --allow '*.example.net:8443'
   casemate net set web --net closed`,
 		Args: exactly(1, "a sandbox"),

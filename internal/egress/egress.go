@@ -118,7 +118,7 @@ type Flow struct {
 	Judge func(rules.HTTP) rules.Verdict
 	// Dial opens a connection to the target, after the rules have judged the address that is dialled;
 	// through the host's HTTP proxy where one is configured. It may be called again and again. The
-	// error is a *Refusal where a rule forbids it.
+	// error is a *RefusedError where a rule forbids it.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// DialTo opens a connection to a host of the Inspector's own choice, say a model provider's, outside the
 	// sandbox's rules. Special addresses (private, loopback …) are refused unless special says that an
@@ -153,7 +153,7 @@ type Inspector interface {
 	Serve(ctx context.Context, f *Flow) error
 }
 
-// Refusal is what was refused. It is an error, too.
+// Refusal is what was refused.
 type Refusal struct {
 	Time    time.Time     `json:"time"`
 	Proto   rules.Proto   `json:"proto"`
@@ -163,8 +163,14 @@ type Refusal struct {
 	Count   int           `json:"count"` // how often
 }
 
+// RefusedError says that the rules forbid a connection, or that it could not be opened.
+type RefusedError struct {
+	Target  string
+	Verdict rules.Verdict
+}
+
 // Error implements error.
-func (r *Refusal) Error() string { return r.Target + ": " + r.Verdict.Reason }
+func (r *RefusedError) Error() string { return r.Target + ": " + r.Verdict.Reason }
 
 // EventType names what happened. Events go to the journal with the type "network." + EventType.
 type EventType string

@@ -162,9 +162,7 @@ func (c *conn) refine(f func(*rules.Query)) rules.Verdict {
 }
 
 // refuse records that the connection was refused.
-func (c *conn) refuse(v rules.Verdict) *egress.Refusal {
-	return c.s.refuse(c.proto, rules.Target(c.judged()), v)
-}
+func (c *conn) refuse(v rules.Verdict) { c.s.refuse(c.proto, rules.Target(c.judged()), v) }
 
 // touch notes that the connection is in use.
 func (c *conn) touch() { c.active.Store(int64(time.Since(c.s.gw.began))) }

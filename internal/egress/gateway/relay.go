@@ -106,9 +106,9 @@ func (c *conn) check(b []byte, g *guard) ([]byte, error) {
 	}
 	out, err := g.requests.Next(b)
 	if err != nil {
-		v, ok := err.(*refusedHead)
+		v, ok := err.(*headError)
 		if !ok {
-			v = &refusedHead{rules.Verdict{Code: rules.NotWeb, Reason: err.Error()}}
+			v = &headError{rules.Verdict{Code: rules.NotWeb, Reason: err.Error()}}
 		}
 		c.refuse(v.verdict)
 		c.cut(v.verdict)
@@ -116,10 +116,10 @@ func (c *conn) check(b []byte, g *guard) ([]byte, error) {
 	return out, err
 }
 
-// refusedHead is a verdict as an error.
-type refusedHead struct{ verdict rules.Verdict }
+// headError is a verdict as an error.
+type headError struct{ verdict rules.Verdict }
 
-func (r *refusedHead) Error() string { return r.verdict.Reason }
+func (r *headError) Error() string { return r.verdict.Reason }
 
 // judgeHead judges a request that is passed through: only its host counts, since rules that look at more
 // are the Inspector's.
@@ -139,7 +139,7 @@ func (c *conn) judgeHead(h peek.Head) error {
 		q.HTTP = &rules.HTTP{Host: name, Port: port, Method: h.Method, Path: h.Path, Upgrade: h.Upgrade}
 	})
 	if !v.Allow {
-		return &refusedHead{v}
+		return &headError{v}
 	}
 	return nil
 }

@@ -146,8 +146,8 @@ func (s *sandbox) strange(p packet) {
 	s.refuse(rules.Proto(p.proto), p.dst.String(), v)
 }
 
-// refuse records a refusal and returns it.
-func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) *egress.Refusal {
+// refuse records a refusal.
+func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +163,7 @@ func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) *egr
 			if again.Count&(again.Count-1) == 0 { // 2, 4, 8 …
 				s.gw.emit(egress.Event{Sandbox: s.id, Type: egress.EventRefused, Proto: proto, Target: target, Verdict: &v, Count: again.Count})
 			}
-			return &again
+			return
 		}
 	}
 	r := egress.Refusal{Time: now, Last: now, Proto: proto, Target: target, Verdict: v, Count: 1}
@@ -172,7 +172,6 @@ func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) *egr
 		s.refusals = s.refusals[n:]
 	}
 	s.gw.emit(egress.Event{Sandbox: s.id, Type: egress.EventRefused, Proto: proto, Target: target, Verdict: &v})
-	return &r
 }
 
 // refused returns what was refused at or after since.

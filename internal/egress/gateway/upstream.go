@@ -133,7 +133,8 @@ func (c *conn) failed(v rules.Verdict) error {
 	if c.ctx.Err() != nil {
 		return c.ctx.Err()
 	}
-	return c.refuse(v)
+	c.refuse(v)
+	return &egress.RefusedError{Target: rules.Target(c.judged()), Verdict: v}
 }
 
 // plain is what went wrong without addresses, which the caller knows.
@@ -238,7 +239,7 @@ func (g *Gateway) dialTo(ctx context.Context, host string, port uint16, special 
 	}
 	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return all != nil && (all.Special(a) || g.ownAddress(a)) })
 	if len(addrs) == 0 {
-		return nil, &egress.Refusal{Target: net.JoinHostPort(host, strconv.Itoa(int(port))), Verdict: rules.Verdict{
+		return nil, &egress.RefusedError{Target: net.JoinHostPort(host, strconv.Itoa(int(port))), Verdict: rules.Verdict{
 			Code: rules.SpecialAddress, Reason: host + " leads to addresses that are private, reserved or the host's own",
 		}}
 	}

@@ -162,8 +162,8 @@ func (r *Rule) parsePath(rest string) (string, error) {
 
 // prefixOf finds ADDRESS/BITS or [ADDRESS/BITS] at the beginning, and says how long it is.
 func prefixOf(s string) (netip.Prefix, int) {
-	end := len(s)
-	text := s
+	var end int
+	var text string
 	if strings.HasPrefix(s, "[") {
 		i := strings.IndexByte(s, ']')
 		if i < 0 {

@@ -688,12 +688,12 @@ const file_casemate_v1_network_proto_rawDesc = "" +
 	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
 	"\x04rule\x18\x05 \x01(\tR\x04rule\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x12\n" +
-	"\x04hint\x18\a \x01(\tR\x04hint2\x98\x03\n" +
+	"\x04hint\x18\a \x01(\tR\x04hint2\x92\x03\n" +
 	"\x0eNetworkService\x12u\n" +
 	"\n" +
-	"GetNetwork\x12\x1e.casemate.v1.GetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\"+\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sandboxes/{sandbox}/network\x12~\n" +
+	"GetNetwork\x12\x1e.casemate.v1.GetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\"+\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sandboxes/{sandbox}/network\x12x\n" +
 	"\n" +
-	"SetNetwork\x12\x1e.casemate.v1.SetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\"4\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02*:\anetwork\x1a\x1f/v1/sandboxes/{sandbox}/network\x12\x8e\x01\n" +
+	"SetNetwork\x12\x1e.casemate.v1.SetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\".\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02$:\x01*\x1a\x1f/v1/sandboxes/{sandbox}/network\x12\x8e\x01\n" +
 	"\x0eExplainNetwork\x12\".casemate.v1.ExplainNetworkRequest\x1a#.casemate.v1.ExplainNetworkResponse\"3\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02)\x12'/v1/sandboxes/{sandbox}/network/explainB+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
