@@ -172,18 +172,19 @@ type RefusedError struct {
 // Error implements error.
 func (r *RefusedError) Error() string { return r.Target + ": " + r.Verdict.Reason }
 
-// EventType names what happened. Events go to the journal with the type "network." + EventType.
+// EventType names what happened. Events go to the journal with the type "network." + EventType, or, where it
+// holds a dot, with the type of that name.
 type EventType string
 
 // The event types.
 const (
-	EventOpened  EventType = "opened"  // a connection was established
-	EventClosed  EventType = "closed"  // and ended, with its bytes
-	EventRefused EventType = "refused" // something was refused
-	EventCut     EventType = "cut"     // an open connection was ended by a change of the rules or a limit
-	EventSecret  EventType = "secret"  // a secret was put on a request; Note names it, never its value
-	EventRequest EventType = "request" // an inspected HTTP request was answered
-	EventDropped EventType = "dropped" // events that nobody took in time; Count says how many
+	EventOpened  EventType = "opened"      // a connection was established
+	EventClosed  EventType = "closed"      // and ended, with its bytes
+	EventRefused EventType = "refused"     // something was refused
+	EventCut     EventType = "cut"         // an open connection was ended by a change of the rules or a limit
+	EventSecret  EventType = "secret.used" // a secret was put on a request; Note names it, never its value
+	EventRequest EventType = "request"     // an inspected HTTP request was answered
+	EventDropped EventType = "dropped"     // events that nobody took in time; Count says how many
 )
 
 // Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.

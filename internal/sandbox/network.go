@@ -223,7 +223,10 @@ func (m *Manager) RecordNetwork(list []egress.Event) error {
 			m.log.Error("events of the gateway were lost", "count", e.Count, "note", e.Note)
 			continue
 		}
-		t := journal.Type("network." + string(e.Type))
+		t := journal.Type(e.Type)
+		if !strings.Contains(string(t), ".") {
+			t = "network." + t
+		}
 		if e.Type == egress.EventDropped {
 			t = journal.Gap
 		}
