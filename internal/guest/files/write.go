@@ -82,11 +82,17 @@ func overwrite(c *guestwire.Conn, p string, owner *Owner, r guestwire.WriteReque
 	if err := makeFile(p, owner, r); err != nil {
 		return err
 	}
-	f, st, err := openRegular(p, r.Follow, os.O_WRONLY|os.O_TRUNC, "write")
+	f, st, err := openRegular(p, r.Follow, os.O_WRONLY, "write")
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	// Not O_TRUNC: of a file that is empty, watchers would be told twice that it was written.
+	if st.Size > 0 {
+		if err := f.Truncate(0); err != nil {
+			return fault(err, "write", p)
+		}
+	}
 	if owner != nil && (st.Uid != owner.UID || st.Gid != owner.GID) {
 		if err := f.Chown(int(owner.UID), int(owner.GID)); err != nil {
 			return fault(err, "write", p)
