@@ -26,7 +26,7 @@ failed=0
 for s in "${suites[@]}"; do
 	echo "== $s"
 	case $s in
-	js-*) E2B_MODULE=$PWD/.cache/$s/node_modules/e2b/dist/index.mjs node --require ./js/local-names.cjs --test js/*.test.mjs || failed=1 ;;
+	js-*) E2B_MODULE=$PWD/.cache/$s/node_modules/e2b/dist/index.mjs node --require ./js/local-names.cjs --test --test-concurrency=1 js/*.test.mjs || failed=1 ;;
 	interpreter-js) E2B_MODULE=$PWD/.cache/$s/node_modules/@e2b/code-interpreter/dist/index.mjs node --test interpreter/*.test.mjs || failed=1 ;;
 	interpreter-python) .cache/$s/bin/python -m unittest discover -s interpreter -p '*_test.py' || failed=1 ;;
 	python) .cache/python/bin/python -m unittest discover -s python -p '*_test.py' || failed=1 ;;
