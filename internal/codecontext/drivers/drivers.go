@@ -37,7 +37,19 @@ while True:
     t+=p
 exec(compile(t,"<casemate>","exec"),m.__dict__)`
 
+// nodeBootstrap starts the driver's text. import() works in this script only, in a Node.js before 20.
+const nodeBootstrap = `globalThis[Symbol.for("casemate.start.import")] = (s) => import(s);
+{
+  const fs = require("fs"), parts = [], b = Buffer.alloc(1 << 20);
+  for (let at = 0, n; (n = fs.readSync(4, b, 0, b.length, at)) > 0; at += n) parts.push(Buffer.from(b.subarray(0, n)));
+  fs.closeSync(4);
+  const script = new (require("vm").Script)(Buffer.concat(parts).toString(), { filename: "<casemate>" });
+  script.runInThisContext()(require, process.argv[1]);
+}`
+
 var (
+	//go:embed node/driver.cjs
+	nodeDriver []byte
 	//go:embed python/driver.py
 	pythonDriver string
 	//go:embed python/ipython.py
@@ -55,8 +67,22 @@ func Find(name string) (Driver, error) {
 		return Driver{
 			Language: "python", Needs: "python3", Argv: []string{"python3", "-c", pythonBootstrap}, Source: pythonSource(),
 		}, nil
+	case "javascript", "js", "node", "nodejs":
+		return node("javascript"), nil
+	case "typescript", "ts":
+		return node("typescript"), nil
 	}
-	return Driver{}, errs.New(errs.InvalidArgument, "there is no driver for language %q", name).WithHint("use python")
+	return Driver{}, errs.New(errs.InvalidArgument, "there is no driver for language %q", name).
+		WithHint("use python, javascript or typescript")
+}
+
+// node returns the driver of a language that Node.js runs. --expose-internals gives it Node's own parser;
+// without the other, an interrupt that strikes inside Node's bookkeeping would abort the process.
+func node(language string) Driver {
+	return Driver{
+		Language: language, Needs: "node", Argv: []string{"node", "--expose-internals", "--no-force-async-hooks-checks", "-e", nodeBootstrap, language},
+		Source: nodeDriver,
+	}
 }
 
 // pythonSource joins the driver and the parts that it compiles only when they are needed: compiling all

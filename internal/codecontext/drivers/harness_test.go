@@ -18,7 +18,7 @@ import (
 )
 
 // patience is far more than anything here takes.
-const patience = 60 * time.Second
+const patience = 20 * time.Second
 
 // message is what a driver says.
 type message struct {
@@ -344,7 +344,7 @@ func (c *context) until(text string) {
 			if !ok {
 				c.t.Fatalf("the driver ended; saw %q", seen)
 			}
-			seen += e.text
+			seen += e.text + e.Ev + e.Value
 		case <-timeout:
 			c.t.Fatalf("no %q in %q", text, seen)
 		}

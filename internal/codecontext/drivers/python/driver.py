@@ -15,8 +15,7 @@ import collections
 import io
 import json
 import linecache
-import signal
-import time
+import _signal  # signal's own functions turn every number into an enum
 import types
 
 HERE = "<casemate>"  # the file name of this code: its frames are left out of tracebacks
@@ -32,12 +31,11 @@ COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
 MAIN_THREAD = _thread.get_ident()
 # What the driver itself uses: code may replace these names, and must not break it by that.
 _os_write, _os_read = os.write, os.read
-_get_ident, _perf_counter = _thread.get_ident, time.perf_counter
-_set_signal, _get_signal, SIGINT = signal.signal, signal.getsignal, signal.SIGINT
+_get_ident = _thread.get_ident
+_set_signal, _get_signal, SIGINT = _signal.signal, _signal.getsignal, _signal.SIGINT
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _decode = json.loads
 _real_print, _real_exit = builtins.print, os._exit
-_stderr_fallback = sys.stderr
 
 
 # --- interrupts --------------------------------------------------------------------------------
@@ -590,20 +588,19 @@ def format_error(kind, error, tb):
 class Cells:
     """The sources of cells, as linecache holds them for tracebacks; the oldest go."""
 
-    names = collections.deque()
-    size = 0
+    sizes = {}  # by name, the oldest first
+    total = 0
 
     @classmethod
     def add(cls, name, source):
-        cls.names.append((name, len(source)))
-        cls.size += len(source)
-        while len(cls.names) > KEPT_CELLS or (cls.size > KEPT_SOURCE and len(cls.names) > 1):
-            old, length = cls.names.popleft()
-            cls.size -= length
-            if all(n != old for n, _ in cls.names):
-                linecache.cache.pop(old, None)
-                if Run.shell is not None:
-                    Run.shell.forget_cell(old)
+        cls.total += len(source) - cls.sizes.pop(name, 0)
+        cls.sizes[name] = len(source)
+        while len(cls.sizes) > KEPT_CELLS or (cls.total > KEPT_SOURCE and len(cls.sizes) > 1):
+            old = next(iter(cls.sizes))
+            cls.total -= cls.sizes.pop(old)
+            linecache.cache.pop(old, None)
+            if Run.shell is not None:
+                Run.shell.forget_cell(old)
 
     @classmethod
     def name(cls, source, raw):
@@ -847,7 +844,8 @@ def handle_run(message):
     code = message["code"]
     while Run.held:
         CONTROL.send(dict(Run.held.popleft(), id=Run.id))
-    before = set_env(message.get("env") or {})
+    env = message.get("env")
+    before = set_env(env) if env else {}
     if _get_signal(SIGINT) is not on_sigint:
         _set_signal(SIGINT, on_sigint)
     # An interrupt may strike at any place where one is armed, also right before it is disarmed: so

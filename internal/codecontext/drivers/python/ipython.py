@@ -100,6 +100,9 @@ class Shell(base.InteractiveShell):
     # --- what the driver calls ---
 
     def prepare(self):
+        formatters = list(self.display_formatter.formatters.values())
+        formatters.append(getattr(self.display_formatter, "mimebundle_formatter", None))
+        self.type_printers = [f.type_printers for f in formatters if f is not None]
         self.plain_transformers = self.transformers()
         self.simple_printers = {kind: self.printers(kind) for kind in driver.SIMPLE}
         self.simple_settings = self.text_settings()
@@ -117,10 +120,7 @@ class Shell(base.InteractiveShell):
         )
 
     def printers(self, kind):
-        formatters = self.display_formatter.formatters
-        found = tuple(f.type_printers.get(kind) for f in formatters.values())
-        mime = getattr(self.display_formatter, "mimebundle_formatter", None)
-        return found + ((mime.type_printers.get(kind),) if mime is not None else ())
+        return [printers.get(kind) for printers in self.type_printers]
 
     def text_settings(self):
         text = self.display_formatter.formatters["text/plain"]
@@ -250,22 +250,25 @@ class Shell(base.InteractiveShell):
         self.trim_traceback_caches()
         return "\n".join(lines).rstrip("\n")
 
-    errors = 0
-
     def trim_traceback_caches(self):
-        """Traceback libraries remember every file that they saw, and each cell is one."""
-        Shell.errors += 1
-        if Shell.errors % 100:
-            return
-        executing = sys.modules.get("executing.executing") or sys.modules.get("executing")
-        source = getattr(executing, "Source", None)
-        stack_data = sys.modules.get("stack_data.core")
-        for cls in (source, getattr(stack_data, "Source", None)):
-            while cls is not None and cls is not object:
+        """Traceback libraries keep the syntax tree of every file that they saw, and each cell is one."""
+        for module in ("executing.executing", "stack_data.core"):
+            source = getattr(sys.modules.get(module), "Source", None)
+            for cls in getattr(source, "__mro__", ())[:-1]:
                 for value in list(vars(cls).values()):
                     if isinstance(value, dict):
-                        value.clear()
-                cls = cls.__base__
+                        for key in [k for k in value if self.is_of_cell(k)]:
+                            del value[key]
+                    elif hasattr(value, "cache_clear"):
+                        value.cache_clear()
+        executing = sys.modules.get("executing.executing")
+        statement_cache = getattr(getattr(executing, "statement_containing_node", None), "cache_clear", None)
+        if statement_cache is not None:
+            statement_cache()
+
+    def is_of_cell(self, key):
+        first = key[0] if isinstance(key, tuple) and key else key
+        return getattr(first, "co_filename", first) in self.compile._filename_map
 
     def _showtraceback(self, etype, evalue, stb):
         """What IPython itself shows, such as %tb, or an error in a hook."""
