@@ -90,6 +90,10 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellSandbox(e, what, by)
 	case "process":
 		return tellProcess(e, what, by)
+	case "context":
+		return tellContext(e, what, by)
+	case "run":
+		return tellRun(e, what, by)
 	case "file", "directory":
 		return story{words(kind, what+":", said(e, "path"), tellMove(e), tellSize(e), by), plain}
 	case "port":

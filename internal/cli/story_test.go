@@ -43,6 +43,23 @@ func TestTellEvent(t *testing.T) {
 		{"ended", `{"type":"sandbox.ended","actor":"server","facts":{"server":{"reason":"lifetime","after_ms":60000}}}`, "sandbox ended: lifetime (after 1m)"},
 		{"file", `{"type":"file.moved","actor":"maker","facts":{"server":{"path":"/a","to":"/b"}}}`, "file moved: /a to /b"},
 		{"conflict", `{"type":"conflict","facts":{"kernel":{"pids":3},"guest":{"pids":2}}}`, "CONFLICT: the guest's word and the kernel's differ: pids=3, pids=2"},
+		{
+			"context", `{"type":"context.created","actor":"key_b","facts":{"server":{"context":"python","language":"python"},"guest":{"version":"3.11.2","pid":7}}}`,
+			"context python created (python 3.11.2) by key_b",
+		},
+		{
+			"interpreter", `{"type":"context.ended","facts":{"server":{"context":"python","reason":"interpreter_ended","end":"oom_killed"},"guest":{"end":"signaled","signal":9}}}`,
+			"context python has lost its interpreter: oom killed",
+		},
+		{"code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code_bytes":12}}}`, "▶ r in python 12 B of python"},
+		{
+			"code's error", `{"type":"run.ended","facts":{"server":{"context":"python","run":"r"},"guest":{"end":"failed","error":"NameError","items":2,"duration_ms":1500}}}`,
+			"■ r in python raised NameError (2 items, after 1.5s)",
+		},
+		{
+			"code without an interpreter", `{"type":"run.ended","facts":{"server":{"context":"c","run":"r"},"guest":{"end":"driver_ended","driver":"signaled","signal":11}}}`,
+			"■ r in c its interpreter ended: signal 11",
+		},
 		{"unknown", `{"type":"new.thing","facts":{"server":{"x":1}}}`, "new.thing (x=1)"},
 		{"empty", `{}`, ""},
 	} {

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,8 @@ import (
 //	die SIGNAL                    the interpreter ends
 //	line JSON                     a result item as it is, for drivers that lie
 //	1+1                           2
+//
+// Beside that it knows the Python that the API's documents show (see python).
 type interpreters struct {
 	// mu guards everything of all of them.
 	mu    sync.Mutex
@@ -158,11 +161,14 @@ func (s *interpreters) create(r guestwire.CreateContext) (guestwire.ContextInfo,
 		info.Attached = true
 		return info, nil
 	}
-	now := time.Now().UnixNano()
+	now, dir := time.Now().UnixNano(), r.Dir
+	if dir == "" {
+		dir = "/home/user"
+	}
 	i := &interpreter{
 		all: s, variables: map[string]string{}, runs: map[string]*codeRun{}, changed: make(chan struct{}),
 		info: guestwire.ContextInfo{
-			ID: r.ID, Language: r.Language, Version: "fake", Dir: "/home/user", User: "user", PID: 7,
+			ID: r.ID, Language: r.Language, Version: "fake", Dir: dir, User: "user", PID: 7,
 			State: guestwire.ContextIdle, Created: now, Started: now, Starts: 1,
 		},
 	}
@@ -323,7 +329,7 @@ func (r *codeRun) stop() {
 
 func (i *interpreter) execute(r *codeRun) {
 	for line := range strings.Lines(r.code) {
-		if !i.line(r, strings.TrimSpace(line)) {
+		if line = strings.TrimSpace(line); !i.python(r, line) && !i.line(r, line) {
 			break
 		}
 	}
@@ -354,6 +360,43 @@ func (i *interpreter) endLocked(r *codeRun, end guestwire.RunEnd) {
 	}
 	close(r.killed)
 	wake(&r.changed)
+}
+
+// python executes a line of the few forms of Python that are known, and reports whether it was one:
+// assignments, print of a text, a variable plus a number, os.getcwd() and a loop over range.
+func (i *interpreter) python(r *codeRun, line string) bool {
+	var n int
+	if c, err := fmt.Sscanf(line, "for i in range(%d): print(i)", &n); c == 1 && err == nil {
+		for k := range n {
+			i.say(r, guestwire.ItemStdout, fmt.Sprintln(k))
+		}
+		return true
+	}
+	parts := strings.Split(line, "; ")
+	for _, part := range parts {
+		name, value, assigned := strings.Cut(part, " = ")
+		addend, number, added := strings.Cut(part, " + ")
+		switch {
+		case assigned:
+			i.all.mu.Lock()
+			i.variables[name] = value
+			i.all.mu.Unlock()
+		case added:
+			i.all.mu.Lock()
+			a, _ := strconv.Atoi(i.variables[addend])
+			i.all.mu.Unlock()
+			b, _ := strconv.Atoi(number)
+			i.result(r, strconv.Itoa(a+b), true)
+		case strings.HasPrefix(part, "print(\""):
+			i.say(r, guestwire.ItemStdout, strings.TrimSuffix(strings.TrimPrefix(part, "print(\""), "\")")+"\n")
+		case part == "os.getcwd()":
+			i.result(r, "'"+i.info.Dir+"'", true)
+		case len(parts) > 1 && strings.HasPrefix(part, "import "):
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // line executes one line, and reports whether to go on.
