@@ -74,13 +74,8 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-<<<<<<< HEAD
-	add(groupUse, a.runCmd(), a.execCmd(), a.shellCmd(), a.cpCmd(), a.diffCmd(), a.applyCmd())
-	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.netCmd(), a.rmCmd())
-=======
 	add(groupUse, a.runCmd(), a.execCmd(), a.shellCmd(), a.replCmd(), a.cpCmd(), a.diffCmd(), a.applyCmd())
-	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.rmCmd())
->>>>>>> d5886c9 (internal/cli: casemate repl, and code in the journal's story; docs: running code)
+	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.netCmd(), a.rmCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
 	root.AddCommand(a.docsCmd(), a.gatewayCmd())
