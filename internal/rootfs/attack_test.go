@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -85,7 +86,7 @@ func TestLinksAndDevicesInTheStoreMeanNothing(t *testing.T) {
 func overlay(t *testing.T, p Plan) string {
 	t.Helper()
 	dir := t.TempDir()
-	options := "userxattr,lowerdir=" + p.Lowers[0] + ",upperdir=" + p.Upper + ",workdir=" + p.Work
+	options := "userxattr,lowerdir=" + strings.Join(p.Lowers, ":") + ",upperdir=" + p.Upper + ",workdir=" + p.Work
 	if err := syscall.Mount("overlay", dir, "overlay", 0, options); err != nil {
 		t.Fatal(err)
 	}

@@ -257,18 +257,16 @@ func (s *Store) dropTemplates() {
 	if t.base != nil {
 		used[filepath.Base(t.base.dir)] = true
 	}
-	uses, err := os.ReadDir(s.useDir())
+	uses, err := s.uses()
 	if err != nil {
 		s.warn("list templates in use", err)
 		return
 	}
 	for _, u := range uses {
-		target, err := os.Readlink(filepath.Join(s.useDir(), u.Name()))
-		if err != nil {
-			s.warn("read template in use", err)
-			return
-		}
-		used[target] = true
+		used[u.base] = true
+	}
+	for _, base := range s.keptBases() {
+		used[base] = true
 	}
 	entries, err := os.ReadDir(s.templateDir())
 	s.warnIf("list templates", err)

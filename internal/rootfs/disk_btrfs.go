@@ -55,6 +55,10 @@ type btrfsDisk struct {
 	// evened is the file system's activity at the last look, and changed says that layers came or went.
 	evened  int64
 	changed bool
+	// pinned is what committed layers hold beside the writable ones, and recount says that it is to be
+	// found out anew.
+	pinned  int64
+	recount bool
 }
 
 // grant is what one layer was promised and has.
@@ -111,6 +115,7 @@ func (d *btrfsDisk) prepare() error {
 			d.gone[id] = 0
 		}
 	}
+	d.recount = true
 	return nil
 }
 
@@ -184,7 +189,7 @@ func (d *btrfsDisk) freeLocked() int64 {
 	for _, bytes := range d.gone {
 		free -= bytes
 	}
-	return max(0, free)
+	return max(0, free-d.pinned)
 }
 
 // reclaim bounds how long a create waits for the space of deleted layers.
@@ -231,7 +236,7 @@ func (d *btrfsDisk) strainedLocked() bool {
 // evenLocked divides the room anew: first it lowers limits, then it raises others.
 func (d *btrfsDisk) evenLocked() {
 	paths := slices.Sorted(maps.Keys(d.layers))
-	capacity := d.capacity - d.capacity/16 // for those who come next
+	capacity := d.capacity - d.capacity/16 - d.pinned // a part is for those who come next
 	for _, bytes := range d.gone {
 		capacity -= bytes
 	}
@@ -404,6 +409,7 @@ func (d *btrfsDisk) tend(ctx context.Context) {
 				}
 			}
 		}
+		d.recountLocked()
 		// While nobody writes there is nothing to even out.
 		if now := d.counters.Activity(); d.strainedLocked() && (d.changed || now != d.evened) {
 			d.evened, d.changed = now, false

@@ -9,7 +9,10 @@ import (
 )
 
 // projectDisk limits directories by the project quotas of the data directory's own file system.
-type projectDisk struct{ dir string }
+type projectDisk struct {
+	copies
+	dir string
+}
 
 func openProject(dir string) (disk, error) {
 	if err := quota.Probe(dir); err != nil {

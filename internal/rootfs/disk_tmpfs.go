@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -19,7 +20,10 @@ const layerFlags = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC | sy
 
 // tmpfsDisk gives each layer a file system of its own in memory. What is in it is lost with the
 // machine, and a restarted server no longer sees the files of a sandbox that goes on.
-type tmpfsDisk struct{ dir string }
+type tmpfsDisk struct {
+	copies
+	dir string
+}
 
 func openTmpfs(dir string) (disk, error) {
 	d := tmpfsDisk{dir: filepath.Join(dir, "layers")}
@@ -110,6 +114,14 @@ func (d tmpfsDisk) lend(path string) (func() error, error) {
 	}
 	bytes, inodes := int64(st.Blocks)*st.Bsize, int64(st.Files)
 	return func() error { return resize(d.files(path), bytes, inodes) }, resize(d.files(path), bytes+lendBytes, inodes+4096)
+}
+
+// keep copies the files of a live layer, or of one that was grown, which has no file system of its own.
+func (d tmpfsDisk) keep(ctx context.Context, path, dst string) (int64, error) {
+	if filepath.Dir(path) == filepath.Join(d.dir, "live") {
+		path = d.files(path)
+	}
+	return d.copies.keep(ctx, path, dst)
 }
 
 func (d tmpfsDisk) snapshot(path string) (string, func() error, error) {

@@ -20,7 +20,11 @@ func (s *Store) Plan(ctx context.Context, r Request) (Plan, error) {
 	if !id.ValidSandbox(r.ID) {
 		return Plan{}, errs.New(errs.InvalidArgument, "%q is no sandbox id", r.ID)
 	}
-	p, err := s.fromTemplate(ctx, r)
+	from := s.fromTemplate
+	if r.Layer != "" {
+		from = s.fromLayer
+	}
+	p, err := from(ctx, r)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -47,11 +51,33 @@ func (s *Store) planLayer(p *Plan, r Request) error {
 	if p.Disk, err = s.disk.limit(l, r.DiskBytes, r.Inodes); err == nil {
 		p.Workspaces, err = makeWorkspaces(s.disk.files(path), r.Workspaces)
 	}
+	if err == nil {
+		err = s.onCommitted(p, s.disk.files(path)+"/upper")
+	}
 	if err != nil {
 		s.discard(path)
 		return err
 	}
 	p.Upper, p.Work = s.disk.files(path)+"/upper", s.disk.files(path)+"/work"
+	return nil
+}
+
+// onCommitted makes a new writable layer fit what it lies on.
+func (s *Store) onCommitted(p *Plan, upper string) error {
+	if len(p.Committed) == 0 {
+		return nil
+	}
+	if err := sameRoot(upper, p.Lowers[0]); err != nil {
+		return err
+	}
+	for i := range p.Workspaces {
+		w := &p.Workspaces[i]
+		if w.Lowers = s.workspaceLowers(p.Committed, w.Target); len(w.Lowers) > 0 {
+			if err := sameRoot(w.Upper, w.Lowers[0]); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

@@ -24,6 +24,9 @@ package rootfs
 type Plan struct {
 	// Lowers are the read-only layers of the root, the topmost first.
 	Lowers []string `json:"lowers"`
+	// Committed are the ids of the committed layers among Lowers, the topmost first; what lies below them
+	// is the template's.
+	Committed []string `json:"committed,omitempty"`
 	// Upper and Work are the writable layer and overlayfs's work directory, on one file system.
 	Upper string `json:"upper"`
 	Work  string `json:"work"`
@@ -54,8 +57,11 @@ type Bind struct {
 type Workspace struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
-	Upper  string `json:"upper"`
-	Work   string `json:"work"`
+	// Lowers are committed layers of the workspace above Source, the topmost first. They hold inside-ids,
+	// as Upper does.
+	Lowers []string `json:"lowers,omitempty"`
+	Upper  string   `json:"upper"`
+	Work   string   `json:"work"`
 	// OwnerUID and OwnerGID are the host ids of Source; an idmap shows exactly these as the
 	// sandbox's default user.
 	OwnerUID int `json:"owner_uid"`

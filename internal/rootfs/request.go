@@ -6,6 +6,8 @@ import "time"
 type Request struct {
 	ID       string // the sandbox's
 	Template string
+	// Layer is a committed layer to start from, in the place of a template, or "".
+	Layer string
 	// Profile is an isolation.Profile, or "" for the first that the template allows.
 	Profile    string
 	DiskBytes  int64

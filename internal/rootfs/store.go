@@ -50,6 +50,7 @@ type Store struct {
 	closeErr  error
 
 	templates templates
+	kept      kept
 }
 
 // disk is one way to hold layers to their limits. Layers are named directories.
@@ -76,6 +77,18 @@ type disk interface {
 	// snapshot returns a directory that shows the layer as it is now and does not change, and what
 	// drops it. Where the mechanism has no snapshots, it is the layer itself.
 	snapshot(path string) (dir string, drop func() error, err error)
+	// flush writes out what a layer's files hold in memory, so that a keep soon after it is short.
+	flush(path string) error
+	// keep makes dst, in commits/, what the layer at path holds now, for good. Where the mechanism has no
+	// snapshots, nobody may write to the layer meanwhile. It returns how many bytes that takes.
+	// ResourceExhausted: there is no room to keep it.
+	keep(ctx context.Context, path, dst string) (int64, error)
+	// grow makes dst, in snapshots/, a copy of what is kept at path, to be changed and then kept.
+	grow(ctx context.Context, path, dst string) error
+	// dropKept deletes what is kept at path.
+	dropKept(path string) error
+	// frees returns how many bytes deleting what is kept at path would give back at least.
+	frees(path string) (int64, error)
 	close() error
 }
 
@@ -166,7 +179,7 @@ func (s *Store) warnIf(what string, e error) {
 
 // recoverLayers takes up what an earlier server left: live layers keep their limits, the rest goes.
 func (s *Store) recoverLayers() error {
-	for _, name := range []string{"live", "spare", "trash", "snapshots"} {
+	for _, name := range []string{"live", "spare", "trash", "snapshots", "commits"} {
 		if err := os.MkdirAll(s.area(name), 0o700); err != nil {
 			return err
 		}
@@ -180,18 +193,25 @@ func (s *Store) recoverLayers() error {
 			return fmt.Errorf("adopt layer %s: %w", e.Name(), err)
 		}
 	}
-	for _, area := range []string{"spare", "snapshots"} {
-		entries, err := os.ReadDir(s.area(area))
-		if err != nil {
+	spare, err := os.ReadDir(s.area("spare"))
+	if err != nil {
+		return err
+	}
+	for _, e := range spare {
+		if err := s.throwAway(filepath.Join(s.area("spare"), e.Name())); err != nil {
 			return err
 		}
-		for _, e := range entries {
-			if err := s.throwAway(filepath.Join(s.area(area), e.Name())); err != nil {
-				return err
-			}
+	}
+	snapshots, err := os.ReadDir(s.area("snapshots"))
+	if err != nil {
+		return err
+	}
+	for _, e := range snapshots { // read-only ones can't be renamed
+		if err := s.disk.dropKept(filepath.Join(s.area("snapshots"), e.Name())); err != nil {
+			return fmt.Errorf("drop snapshot: %w", err)
 		}
 	}
-	return nil
+	return s.recoverKept()
 }
 
 // Close stops the store's work and unmounts it. Layers of running sandboxes go on: their own mounts

@@ -144,7 +144,7 @@ func TestPlanLimitRelease(t *testing.T) {
 		if err != nil || len(removed) != 1 || removed[0] != "layer "+other {
 			t.Errorf("sweep took %v %v, want layer %s", removed, err, other)
 		}
-		if err := s.use(id.Sandbox(), s.templates.host.dir); err != nil { // a create that was killed here
+		if err := s.use(id.Sandbox(), use{base: "host-x"}); err != nil { // a create that was killed here
 			t.Fatal(err)
 		}
 		if removed, err := s.Sweep(t.Context(), nil); err != nil || len(removed) != 0 {

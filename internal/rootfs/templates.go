@@ -96,9 +96,9 @@ func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
 	defer t.mu.Unlock()
 	switch {
 	case r.Template == "host" && t.host != nil:
-		return t.host.plan(s.emptyDir()), s.use(r.ID, t.host.dir)
+		return t.host.plan(s.emptyDir()), s.use(r.ID, use{base: filepath.Base(t.host.dir)})
 	case r.Template == "base" && t.base != nil:
-		return t.base.plan(), s.use(r.ID, t.base.dir)
+		return t.base.plan(), s.use(r.ID, use{base: filepath.Base(t.base.dir)})
 	case r.Template == "host":
 		return Plan{}, errs.Wrap(t.hostErr, errs.FailedPrecondition, "template host is not available on this machine").
 			WithHint("build another one: casemate template build base")
@@ -107,9 +107,9 @@ func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
 		WithHint("casemate template build %s", r.Template)
 }
 
-// use notes which stored layer a sandbox has below it, so that no newer build removes it.
-func (s *Store) use(id, dir string) error {
-	err := os.Symlink(filepath.Base(dir), filepath.Join(s.useDir(), id))
+// use notes which stored layers a sandbox has below it, so that nothing removes them.
+func (s *Store) use(id string, u use) error {
+	err := os.Symlink(u.text(), filepath.Join(s.useDir(), id))
 	if errors.Is(err, fs.ErrExist) {
 		return errs.Wrap(err, errs.AlreadyExists, "sandbox %s has a root already", id)
 	}

@@ -58,10 +58,17 @@ func DeleteSubvolume(dir *os.File, name string) error {
 // Snapshot makes a read-only snapshot name in dir of the subvolume src. It includes what src's files
 // hold in memory, which is written out first.
 func Snapshot(src, dir *os.File, name string) error {
+	return snapshot(src, dir, name, subvolReadOnly)
+}
+
+// Clone is Snapshot, but what it makes can be written to.
+func Clone(src, dir *os.File, name string) error { return snapshot(src, dir, name, 0) }
+
+func snapshot(src, dir *os.File, name string, flags uint64) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	args := volArgsV2{fd: int64(src.Fd()), flags: subvolReadOnly}
+	args := volArgsV2{fd: int64(src.Fd()), flags: flags}
 	copy(args.name[:], name)
 	return ioctlVolV2("BTRFS_IOC_SNAP_CREATE_V2", iocSnapCreateV2, dir, &args)
 }
@@ -189,13 +196,25 @@ func LimitOf(root *os.File, id uint64) (int64, error) {
 }
 
 // Usage returns the bytes that a subvolume refers to, as of the last commit of the file system.
-func Usage(root *os.File, id uint64) (int64, error) {
+func Usage(root *os.File, id uint64) (int64, error) { return groupInfo(root, id, referencedAt) }
+
+// Exclusive returns the bytes that a subvolume and no other one refers to, as of the last commit of the
+// file system: what deleting it would free.
+func Exclusive(root *os.File, id uint64) (int64, error) { return groupInfo(root, id, exclusiveAt) }
+
+// Offsets in btrfs_qgroup_info_item.
+const (
+	referencedAt = 8
+	exclusiveAt  = 24
+)
+
+func groupInfo(root *os.File, id uint64, at int) (int64, error) {
 	used := int64(-1)
 	err := search(root, searchKey{
 		tree: quotaTree, minType: keyQgroupInfo, maxType: keyQgroupInfo, minOffset: id, maxOffset: id,
 	}, func(_ itemHeader, data []byte) {
-		if len(data) >= 16 {
-			used = int64(binary.LittleEndian.Uint64(data[8:]))
+		if len(data) >= at+8 {
+			used = int64(binary.LittleEndian.Uint64(data[at:]))
 		}
 	})
 	if err == nil && used < 0 {

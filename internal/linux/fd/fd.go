@@ -30,6 +30,10 @@ type Info struct {
 	Dev, Ino uint64
 	Rdev     uint64
 	Links    uint64
+	// Allocated is how many bytes of the disk it takes.
+	Allocated int64
+	// Modified is when the contents changed, which programs may set; Changed is when anything did.
+	Modified, Changed unix.Timespec
 }
 
 // IsDir reports whether it is a directory.
@@ -60,6 +64,7 @@ func info(st *unix.Stat_t) Info {
 	return Info{
 		Mode: st.Mode, UID: st.Uid, GID: st.Gid, Size: st.Size,
 		Dev: uint64(st.Dev), Ino: st.Ino, Rdev: uint64(st.Rdev), Links: uint64(st.Nlink),
+		Allocated: st.Blocks * 512, Modified: st.Mtim, Changed: st.Ctim,
 	}
 }
 
@@ -207,3 +212,6 @@ func Missing(err error) bool {
 	}
 	return false
 }
+
+// SyncFS writes out everything that the file system of an open file holds in memory.
+func SyncFS(f *os.File) error { return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd()))) }

@@ -49,6 +49,31 @@ func Xattr(dir *os.File, name, attr string) (value string, ok bool, err error) {
 	return string(buf[:n]), true, nil
 }
 
+// XattrBytes is Xattr for a value of any length: the kernel's bound is 64 KiB.
+func XattrBytes(dir *os.File, name, attr string) (value []byte, ok bool, err error) {
+	for size := 256; ; size *= 16 {
+		buf := make([]byte, size)
+		n, err := unix.Lgetxattr(at(dir, name), attr, buf)
+		switch {
+		case errors.Is(err, unix.ERANGE) && size <= 1<<16:
+		case errors.Is(err, unix.ENODATA), errors.Is(err, unix.EOPNOTSUPP):
+			return nil, false, nil
+		case err != nil:
+			return nil, false, &fs.PathError{Op: "getxattr " + attr, Path: name, Err: err}
+		default:
+			return buf[:n], true, nil
+		}
+	}
+}
+
+// SetXattr sets an extended attribute of name in dir.
+func SetXattr(dir *os.File, name, attr string, value []byte) error {
+	if err := unix.Lsetxattr(at(dir, name), attr, value, 0); err != nil {
+		return &fs.PathError{Op: "setxattr " + attr, Path: name, Err: err}
+	}
+	return nil
+}
+
 // RemoveXattr removes an extended attribute of name in dir.
 func RemoveXattr(dir *os.File, name, attr string) error {
 	if err := unix.Lremovexattr(at(dir, name), attr); err != nil {

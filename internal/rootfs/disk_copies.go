@@ -1,0 +1,91 @@
+package rootfs
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/fd"
+)
+
+// copies keeps committed layers as plain trees on the data directory's own file system, for mechanisms
+// without snapshots. Blocks are shared where that file system can.
+type copies struct{}
+
+func (copies) flush(string) error { return nil } // what is copied comes from memory anyway
+
+// copyReserve is what committing leaves free at least of the data directory's file system.
+const copyReserve = 1 << 30
+
+// keep copies files, the directory that holds a layer's files.
+func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
+	size, err := keptSize(ctx, files)
+	if err != nil {
+		return 0, err
+	}
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(filepath.Dir(dst), &st); err != nil {
+		return 0, err
+	}
+	if free := int64(st.Bavail) * st.Bsize; size > free-copyReserve {
+		return 0, errs.New(errs.ResourceExhausted, "there is no room to keep %d MB of files: %d MB are free", size>>20, free>>20).
+			WithHint("delete commits that are not needed, then: casemate gc")
+	}
+	if err := copyKept(ctx, files, dst); err != nil {
+		return 0, errors.Join(err, copies{}.dropKept(dst))
+	}
+	return size, nil
+}
+
+func (copies) grow(ctx context.Context, path, dst string) error { return copyKept(ctx, path, dst) }
+
+func copyKept(ctx context.Context, from, dst string) error {
+	if err := os.Mkdir(dst, 0o700); err != nil {
+		return err
+	}
+	src, err := fd.OpenRoot(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	to, err := fd.OpenRoot(dst)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	if err := fd.CopyTree(ctx, src, to); err != nil {
+		return err
+	}
+	return fd.SyncFS(to)
+}
+
+func (copies) dropKept(path string) error {
+	parent, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return fd.RemoveAll(parent, filepath.Base(path))
+}
+
+func (copies) frees(path string) (int64, error) { return keptSize(context.Background(), path) }
+
+// keptSize sums the sizes of the regular files in a tree that nobody changes.
+func keptSize(ctx context.Context, path string) (int64, error) {
+	root, err := fd.OpenRoot(path)
+	if err != nil {
+		return 0, err
+	}
+	defer root.Close()
+	var size int64
+	err = fd.Walk(ctx, root, func(e fd.Entry) error {
+		if e.Info.IsRegular() {
+			size += e.Info.Allocated
+		}
+		return nil
+	})
+	return size, err
+}
