@@ -198,6 +198,8 @@ func (g *Guest) serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) 
 		return ask(c, call, g.claim)
 	case guestwire.MethodStatus:
 		return c.Reply(g.status())
+	case guestwire.MethodEnv:
+		return c.Reply(guestwire.Environment{Env: g.identity().claim.Env})
 	case guestwire.MethodSync:
 		return okay(c, syncFiles())
 	case guestwire.MethodOutput:

@@ -83,6 +83,12 @@ func (c *Client) ok(ctx context.Context, m Method, body any) error {
 	return nil
 }
 
+// Env returns the environment that the claim gave.
+func (c *Client) Env(ctx context.Context) (map[string]string, error) {
+	e, err := unary[Environment](ctx, c, MethodEnv, nil, nil)
+	return e.Env, err
+}
+
 // Claim gives the instance its identity. A second claim fails with FailedPrecondition.
 func (c *Client) Claim(ctx context.Context, r Claim) error {
 	x, err := c.beginKept(ctx, MethodClaim, r, nil)

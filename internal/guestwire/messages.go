@@ -12,6 +12,7 @@ type Method string
 const (
 	MethodClaim  Method = "claim"  // Claim → ok: gives the instance its identity, once
 	MethodStatus Method = "status" // no body → Status
+	MethodEnv    Method = "env"    // no body → Environment, what the claim gave
 	MethodSync   Method = "sync"   // no body → ok, after dirty data of the sandbox's files is flushed
 
 	MethodStart      Method = "process.start"  // StartProcess (+ scope files) → ProcessInfo
@@ -44,6 +45,11 @@ type Claim struct {
 	Env      map[string]string `json:"env,omitempty"` // for every process, above the template's
 	User     string            `json:"user"`          // default user
 	Dir      string            `json:"dir"`           // default working directory
+}
+
+// Environment is what a claim gave every process. It is the guest's word.
+type Environment struct {
+	Env map[string]string `json:"env,omitempty"`
 }
 
 // Status is the guest's own word about itself.

@@ -22,6 +22,7 @@ const (
 	Upload   = "upl_"
 	Mount    = "mnt_"
 	Template = "tpl_"
+	Commit   = "cmt_"
 	Secret   = "sec_"
 	Binding  = "bnd_"
 	Route    = "rte_"

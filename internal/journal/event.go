@@ -40,6 +40,11 @@ const (
 	SandboxStopping  Type = "sandbox.stopping" // with the reason; from here on nothing can be used
 	SandboxEnded     Type = "sandbox.ended"    // with the reason; nothing is left
 	SandboxDegraded  Type = "sandbox.degraded" // a limit is hit and the sandbox still works
+	SandboxForked    Type = "sandbox.forked"   // others were made of a commit of it
+	SandboxCheckout  Type = "sandbox.checkout" // its files are those of a commit from here on
+	CommitMade       Type = "commit.made"      // its files were committed
+	CommitTagged     Type = "commit.tagged"    // a commit of it was given a name, or lost one
+	CommitDropped    Type = "commit.dropped"   // a commit of it was deleted
 	ProcessStarted   Type = "process.started"
 	ProcessEnded     Type = "process.ended"
 	ProcessFailed    Type = "process.failed" // it could not be started

@@ -20,12 +20,12 @@ const flushFrom = 1 << 20
 
 // flush makes a snapshot and drops it: that writes out the one subvolume's files, where a sync would wait
 // for those of all sandboxes.
-func (d *btrfsDisk) flush(path string) error {
+func (d *btrfsDisk) flush(path string, all bool) error {
 	id, err := subvolumeID(path)
 	if err != nil {
 		return err
 	}
-	if d.counters.Pending(id) < flushFrom {
+	if !all && d.counters.Pending(id) < flushFrom {
 		return nil
 	}
 	_, drop, err := d.snapshot(path)

@@ -15,7 +15,18 @@ import (
 // without snapshots. Blocks are shared where that file system can.
 type copies struct{}
 
-func (copies) flush(string) error { return nil } // what is copied comes from memory anyway
+// flush has nothing to do before a copy, which reads what is in memory. With all it writes out everything.
+func (copies) flush(path string, all bool) error {
+	if !all {
+		return nil
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return fd.SyncFS(dir)
+}
 
 // copyReserve is what committing leaves free at least of the data directory's file system.
 const copyReserve = 1 << 30

@@ -151,13 +151,17 @@ func writeSynced(path string, data []byte) error {
 }
 
 // Flush writes out what a sandbox's files hold in memory, so that a Commit soon after it is short. It
-// may take as long as the disk needs for that.
-func (s *Store) Flush(id string) error {
+// may take as long as the disk needs for that. Where they hold little it does nothing, unless all is set:
+// then what they hold now survives a power loss.
+func (s *Store) Flush(id string, all bool) error {
 	if !validID(id) {
 		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
 	}
-	return s.disk.flush(s.live(id))
+	return s.disk.flush(s.live(id), all)
 }
+
+// Durable reports whether what sandboxes write survives the end of the server's mount namespace.
+func (s *Store) Durable() bool { return s.disk.mechanism() != byTmpfs }
 
 // Commit keeps what a sandbox's writable layer, and those of its workspaces, hold now, and returns the
 // layer. p is the sandbox's plan. Nothing of the sandbox may run meanwhile; hold stops it and release lets
@@ -363,4 +367,49 @@ func (s *Store) uses() ([]use, error) {
 		all = append(all, u)
 	}
 	return all, nil
+}
+
+// envFile keeps, in a layer beside its files, the environment that its sandbox was given. Nothing inside
+// sees it, and it goes with the layer.
+const envFile = "env.json"
+
+// PutEnv keeps the environment of a sandbox with its files: a commit of them keeps it as well. Values may be
+// secrets; they lie where the sandbox's own files do, which nobody but the server's user can read.
+func (s *Store) PutEnv(id string, env map[string]string) error {
+	if !validID(id) {
+		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
+	}
+	data, err := json.Marshal(env)
+	if err != nil {
+		return err
+	}
+	return writeSynced(filepath.Join(s.disk.files(s.live(id)), envFile), data)
+}
+
+// Env returns what PutEnv kept of a sandbox; nil: nothing.
+func (s *Store) Env(id string) (map[string]string, error) {
+	if !validID(id) {
+		return nil, errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
+	}
+	return readEnv(s.disk.files(s.live(id)))
+}
+
+// LayerEnv returns the environment that was kept with a committed layer; nil: none.
+func (s *Store) LayerEnv(layer string) (map[string]string, error) {
+	if _, err := s.Layer(layer); err != nil {
+		return nil, err
+	}
+	return readEnv(s.keptPath(layer))
+}
+
+func readEnv(dir string) (map[string]string, error) {
+	data, err := os.ReadFile(filepath.Join(dir, envFile))
+	if notThere(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var env map[string]string
+	return env, json.Unmarshal(data, &env)
 }

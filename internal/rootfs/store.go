@@ -77,8 +77,9 @@ type disk interface {
 	// snapshot returns a directory that shows the layer as it is now and does not change, and what
 	// drops it. Where the mechanism has no snapshots, it is the layer itself.
 	snapshot(path string) (dir string, drop func() error, err error)
-	// flush writes out what a layer's files hold in memory, so that a keep soon after it is short.
-	flush(path string) error
+	// flush writes out what a layer's files hold in memory, so that a keep soon after it is short; without
+	// all only where it is much.
+	flush(path string, all bool) error
 	// keep makes dst, in commits/, what the layer at path holds now, for good. Where the mechanism has no
 	// snapshots, nobody may write to the layer meanwhile. It returns how many bytes that takes.
 	// ResourceExhausted: there is no room to keep it.

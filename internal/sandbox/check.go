@@ -27,6 +27,10 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	d := m.cfg.Defaults
 	s.Name = or(s.Name, o.ID)
 	s.Template = or(s.Template, d.Template)
+	from, err := m.startingCommit(ctx, p, &s)
+	if err != nil {
+		return s, err
+	}
 	s.Isolation = or(s.Isolation, d.Isolation)
 	s.Limits = fillLimits(s.Limits, d.Limits)
 	s.Lifetime = or(s.Lifetime, d.Lifetime)
@@ -41,9 +45,11 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 		return s, errs.New(errs.NotFound, "isolation %s is unknown", quote(s.Isolation)).
 			WithHint("this server has: %v", names)
 	}
-	t, err := m.template(ctx, s.Template)
-	if err != nil {
-		return s, err
+	t := from
+	if s.Commit == "" {
+		if t, err = m.template(ctx, s.Template); err != nil {
+			return s, err
+		}
 	}
 	if s.Profile, err = profileFor(t, s.Profile, d.Profile); err != nil {
 		return s, err

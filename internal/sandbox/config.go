@@ -29,6 +29,8 @@ type (
 	Change = rootfs.Change
 	// Template is what a sandbox starts from.
 	Template = rootfs.Template
+	// Freed is a committed layer that was removed, or could be.
+	Freed = rootfs.Freed
 )
 
 // The profiles.
@@ -73,6 +75,22 @@ type Roots interface {
 	Changes(ctx context.Context, id string, p rootfs.Plan, workspace string) ([]rootfs.Change, error)
 	// Templates lists what a sandbox can start from.
 	Templates(ctx context.Context) ([]rootfs.Template, error)
+	// Flush writes out what a sandbox's files hold in memory, without all only where it is much.
+	Flush(id string, all bool) error
+	// Commit keeps a sandbox's files, and those of its workspaces, as a layer. hold stops the sandbox and
+	// release lets it go on.
+	Commit(ctx context.Context, id string, p rootfs.Plan, hold, release func() error) (rootfs.Layer, error)
+	// Collect removes layers that are neither in keep nor below one that is nor below a sandbox.
+	Collect(ctx context.Context, keep map[string]bool, dry bool) ([]rootfs.Freed, error)
+	// PutEnv keeps a sandbox's environment with its files, and Env and LayerEnv return what was kept with a
+	// sandbox's, or a layer's.
+	PutEnv(id string, env map[string]string) error
+	Env(id string) (map[string]string, error)
+	LayerEnv(layer string) (map[string]string, error)
+	// Lend raises the disk limit of a sandbox a little until back is called, for a mount.
+	Lend(id string) (back func() error, err error)
+	// Durable reports whether a sandbox's files survive a restart of the server without a process in it.
+	Durable() bool
 }
 
 // Defaults fill the zero fields of a Spec, and hold the layered timeouts. Each timeout has its own

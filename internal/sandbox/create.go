@@ -103,7 +103,7 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 	}
 	undo.Release()
 	close(b.ready)
-	m.background(func() { m.follow(b) })
+	m.background(func() { m.follow(b, b.inst.now()) })
 	if _, err := running.Wait(); err != nil {
 		// It runs, but after a restart nobody would know: so it must not.
 		m.beginEnd(b, "", EndStartFailed, "its start could not be recorded")
@@ -124,7 +124,7 @@ func (m *Manager) reserve(p Principal, s Spec, sandboxID string, cancel context.
 	}
 	b := newBox(Sandbox{
 		ID: sandboxID, State: Starting, Spec: s, Owner: owner, Parent: p.Sandbox,
-		CreatedAt: wall(m.clock.Now()),
+		CreatedAt: wall(m.clock.Now()), Head: s.Commit,
 	})
 	b.cancelStart = cancel
 	if parent != nil {
@@ -208,14 +208,15 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 		}
 		step("network")
 	}
-	client := guestwire.NewClient(inst.Dial)
-	if err := m.claim(ctx, client, b, plan); err != nil {
+	place := seatOf(inst)
+	client := guestwire.NewClient(place.Dial)
+	if err := m.claim(ctx, client, b, s.Env, plan); err != nil {
 		return err
 	}
 	step("claim")
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.backend, b.inst, b.guest = backend, inst, client
+	b.backend, b.inst, b.guest = backend, place, client
 	b.body.Plan, b.body.Record = plan, inst.Record()
 	b.sb.Applied, b.sb.Timings = inst.Applied(), times
 	b.sb.Spec.User, b.sb.Spec.Dir = or(s.User, plan.User), or(s.Dir, plan.Dir)
@@ -233,7 +234,7 @@ func (m *Manager) stopwatch(times map[string]time.Duration) func(step string) {
 
 func planRequest(sandboxID string, s Spec) rootfs.Request {
 	r := rootfs.Request{
-		ID: sandboxID, Template: s.Template, Profile: string(s.Profile),
+		ID: sandboxID, Template: s.Template, Layer: s.layer, Profile: string(s.Profile),
 		DiskBytes: s.Limits.DiskBytes, Inodes: s.Limits.Inodes,
 	}
 	for _, w := range s.Workspaces {
@@ -243,12 +244,12 @@ func planRequest(sandboxID string, s Spec) rootfs.Request {
 }
 
 // claim gives the instance its identity, in one step. A pooled instance gets it in the same way.
-func (m *Manager) claim(ctx context.Context, g guest, b *box, plan rootfs.Plan) error {
+func (m *Manager) claim(ctx context.Context, g guest, b *box, env map[string]string, plan rootfs.Plan) error {
 	ctx, cancel := m.prompt(ctx)
 	defer cancel()
 	s := b.sb.Spec
 	err := g.Claim(ctx, guestwire.Claim{
-		Sandbox: b.id, Hostname: s.Name, Env: s.Env,
+		Sandbox: b.id, Hostname: s.Name, Env: env,
 		User: or(s.User, plan.User), Dir: or(s.Dir, plan.Dir),
 	})
 	return cause(ctx, err)

@@ -7,6 +7,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
 )
 
@@ -147,19 +148,24 @@ func (m *Manager) endProcesses(b *box) {
 	}
 }
 
-// follow waits for the instance's first process to end by itself.
-func (m *Manager) follow(b *box) {
+// follow waits for the first process of the instance to end by itself.
+func (m *Manager) follow(b *box, inst isolation.Instance) {
 	select {
-	case <-b.inst.Done():
+	case <-inst.Done():
 	case <-b.ended:
 		return
 	case <-m.ctx.Done():
 		return
 	}
-	exit := b.inst.Exit()
+	exit := inst.Exit()
 	detail := exit.Reason
 	if exit.Detail != "" {
 		detail = fmt.Sprintf("%s: %s", exit.Reason, exit.Detail)
 	}
-	m.beginEnd(b, "", EndGuestDied, detail) // no effect where it is being ended already
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.leaving || b.inst.now() != inst {
+		return // it was taken down for a pause, and the sandbox stays
+	}
+	m.beginEndLocked(b, "", EndGuestDied, detail) // no effect where it is being ended already
 }

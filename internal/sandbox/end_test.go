@@ -36,8 +36,8 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 	_, err := s.Create(ctx, alice, Spec{}, CreateOptions{})
 	wantKind(t, "no room", err, errs.ResourceExhausted)
 	s.w.roots.fail = nil
-	if left := s.w.host.Instances(); len(left) != 0 || len(s.w.roots.layers()) != 0 || len(s.boxes()) != 0 {
-		t.Errorf("left over: %v, %v, %d boxes", left, s.w.roots.layers(), len(s.boxes()))
+	if left := s.w.host.Instances(); len(left) != 0 || len(s.w.roots.writable()) != 0 || len(s.boxes()) != 0 {
+		t.Errorf("left over: %v, %v, %d boxes", left, s.w.roots.writable(), len(s.boxes()))
 	}
 	s.create(alice, Spec{}) // and it works again
 }
@@ -54,7 +54,7 @@ func TestCreateGoesWithItsCaller(t *testing.T) {
 	eventually(t, "the start", func() bool { return s.backend.Starts() == 1 })
 	cancel()
 	wantKind(t, "create", <-done, errs.Canceled)
-	if s.state("goesaway000000000000") != Stopped || len(s.w.roots.layers()) != 0 {
+	if s.state("goesaway000000000000") != Stopped || len(s.w.roots.writable()) != 0 {
 		t.Error("it was not taken back")
 	}
 }
@@ -179,8 +179,8 @@ func TestHammer(t *testing.T) {
 		}
 		s.history(id)
 	}
-	if left := s.w.host.Instances(); len(left) != 0 || len(s.w.roots.layers()) != 0 || len(s.boxes()) != 0 {
-		t.Errorf("left over: %v, %v, %d boxes", left, s.w.roots.layers(), len(s.boxes()))
+	if left := s.w.host.Instances(); len(left) != 0 || len(s.w.roots.writable()) != 0 || len(s.boxes()) != 0 {
+		t.Errorf("left over: %v, %v, %d boxes", left, s.w.roots.writable(), len(s.boxes()))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,6 +16,7 @@ import (
 type guest interface {
 	Claim(ctx context.Context, r guestwire.Claim) error
 	Status(ctx context.Context) (guestwire.Status, error)
+	Env(ctx context.Context) (map[string]string, error)
 	Start(ctx context.Context, r guestwire.StartProcess, files []*os.File) (guestwire.ProcessInfo, error)
 	Run(ctx context.Context, r guestwire.RunProcess, files []*os.File) (guestwire.ProcessInfo, *guestwire.OutputStream, error)
 	Output(ctx context.Context, r guestwire.OutputRequest) (*guestwire.OutputStream, error)

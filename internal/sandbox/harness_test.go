@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,6 +34,17 @@ type fakeRoots struct {
 	held   map[string]bool
 	fail   error // of Plan
 	listed int
+	// layers are the committed ones, envs the kept environments of both, and below what sandboxes stand on.
+	layers map[string]rootfs.Layer
+	envs   map[string]map[string]string
+	below  map[string]string
+	full   error // of Commit
+}
+
+func newFakeRoots() *fakeRoots {
+	return &fakeRoots{
+		held: map[string]bool{}, layers: map[string]rootfs.Layer{}, envs: map[string]map[string]string{}, below: map[string]string{},
+	}
 }
 
 func (r *fakeRoots) Plan(_ context.Context, q rootfs.Request) (rootfs.Plan, error) {
@@ -41,7 +53,10 @@ func (r *fakeRoots) Plan(_ context.Context, q rootfs.Request) (rootfs.Plan, erro
 	if r.fail != nil {
 		return rootfs.Plan{}, r.fail
 	}
-	r.held[q.ID] = true
+	if _, ok := r.layers[q.Layer]; q.Layer != "" && !ok {
+		return rootfs.Plan{}, errs.New(errs.NotFound, "no layer %s", q.Layer)
+	}
+	r.held[q.ID], r.below[q.ID] = true, q.Layer
 	plan := rootfs.Plan{User: "user", Dir: "/home/user", Disk: rootfs.DiskLimit{Bytes: q.DiskBytes}}
 	for _, w := range q.Workspaces {
 		plan.Workspaces = append(plan.Workspaces, rootfs.Workspace{Source: w.Source, Target: w.Target})
@@ -53,8 +68,62 @@ func (r *fakeRoots) Release(_ context.Context, id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.held, id)
+	delete(r.below, id)
+	delete(r.envs, id)
 	return nil
 }
+
+func (r *fakeRoots) Flush(string, bool) error          { return nil }
+func (r *fakeRoots) Durable() bool                     { return true }
+func (r *fakeRoots) Lend(string) (func() error, error) { return func() error { return nil }, nil }
+
+func (r *fakeRoots) Commit(_ context.Context, id string, _ rootfs.Plan, hold, release func() error) (rootfs.Layer, error) {
+	if err := hold(); err != nil {
+		return rootfs.Layer{}, err
+	}
+	if err := release(); err != nil {
+		return rootfs.Layer{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.full != nil {
+		return rootfs.Layer{}, r.full
+	}
+	l := rootfs.Layer{ID: fmt.Sprint("layer", len(r.layers)), Bytes: 7}
+	r.layers[l.ID], r.envs[l.ID] = l, r.envs[id]
+	return l, nil
+}
+
+func (r *fakeRoots) Collect(_ context.Context, keep map[string]bool, dry bool) ([]rootfs.Freed, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var freed []rootfs.Freed
+	for id := range r.layers {
+		if keep[id] || slices.Contains(slices.Collect(maps.Values(r.below)), id) {
+			continue
+		}
+		if !dry {
+			delete(r.layers, id)
+		}
+		freed = append(freed, rootfs.Freed{Layer: id, Bytes: 7})
+	}
+	return freed, nil
+}
+
+func (r *fakeRoots) PutEnv(id string, env map[string]string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.envs[id] = env
+	return nil
+}
+
+func (r *fakeRoots) Env(id string) (map[string]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.envs[id], nil
+}
+
+func (r *fakeRoots) LayerEnv(layer string) (map[string]string, error) { return r.Env(layer) }
 
 func (r *fakeRoots) Sweep(_ context.Context, keep map[string]bool) ([]string, error) {
 	r.mu.Lock()
@@ -84,7 +153,7 @@ func (r *fakeRoots) Templates(context.Context) ([]rootfs.Template, error) {
 	}, nil
 }
 
-func (r *fakeRoots) layers() []string {
+func (r *fakeRoots) writable() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var all []string
@@ -106,7 +175,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	w := &world{t: t, dir: t.TempDir(), host: fake.NewHost(), roots: &fakeRoots{held: map[string]bool{}}, clock: clock.New()}
+	w := &world{t: t, dir: t.TempDir(), host: fake.NewHost(), roots: newFakeRoots(), clock: clock.New()}
 	t.Cleanup(w.host.Close)
 	return w
 }

@@ -123,7 +123,7 @@ func (m *Manager) runOnce(ctx context.Context, r request, hash [sha256.Size]byte
 // purgeEvery is how often old idempotency keys are dropped.
 const purgeEvery = time.Hour
 
-// purgeKeys drops the keys that are past their time, now and every hour.
+// purgeKeys drops the keys that are past their time, and automatic commits, now and every hour.
 func (m *Manager) purgeKeys() {
 	m.mu.Lock()
 	closed := m.closed
@@ -134,6 +134,9 @@ func (m *Manager) purgeKeys() {
 	err := m.db.Write(store.ForgetAnsweredBefore(m.clock.Now().Add(-m.cfg.Defaults.Retain).UnixNano()))
 	if err != nil {
 		m.log.Warn("cannot drop old idempotency keys", "error", err)
+	}
+	if _, err := m.Collect(m.ctx, Principal{ID: "server", Admin: true}, CollectOptions{}); err != nil {
+		m.log.Warn("cannot remove commits that nobody needs", "error", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

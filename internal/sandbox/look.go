@@ -34,6 +34,9 @@ func (m *Manager) Usage(ctx context.Context, p Principal, ref string) (Usage, er
 	if err != nil {
 		return Usage{}, err
 	}
+	if b.inst.now() == nil {
+		return Usage{}, nil // it has nothing but files
+	}
 	return b.inst.Usage(ctx)
 }
 
@@ -135,7 +138,7 @@ func (c *portConn) CloseWrite() error {
 // Ports returns the TCP ports that something inside listens on, in order.
 func (m *Manager) Ports(ctx context.Context, p Principal, ref string) ([]int, error) {
 	b, err := m.alive(ctx, p, ref)
-	if err != nil {
+	if err != nil || b.inst.now() == nil {
 		return nil, err
 	}
 	ctx, cancel := m.prompt(ctx)

@@ -301,7 +301,7 @@ func (m *machine) check(r *rapid.T) {
 	if got := m.s.w.host.Instances(); !slices.Equal(got, alive) {
 		r.Fatalf("instances %v, want %v", got, alive)
 	}
-	if got := m.s.w.roots.layers(); !slices.Equal(got, alive) {
+	if got := m.s.w.roots.writable(); !slices.Equal(got, alive) {
 		r.Fatalf("layers %v, want %v", got, alive)
 	}
 }

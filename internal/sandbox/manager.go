@@ -19,7 +19,7 @@ import (
 // Manager owns every sandbox of a server. It is the only one that changes a sandbox's state, and
 // every change passes through the journal. Its methods are safe for concurrent use.
 //
-// Lock order: the mu of a parent's box, of its child's, of the Manager.
+// Lock order: keep, the mu of a parent's box, of its child's, of the Manager.
 type Manager struct {
 	cfg     Config
 	db      *store.DB
@@ -35,6 +35,10 @@ type Manager struct {
 	templates templateCache
 	once      onceGroup
 	purge     clock.Timer // set by Recover, and by its own callback
+
+	// keep is held for reading by what makes a layer until its commit is recorded, and for writing while
+	// layers that no commit names are removed.
+	keep sync.RWMutex
 
 	// mu guards the fields below.
 	mu     sync.Mutex
@@ -128,12 +132,14 @@ type box struct {
 	ended chan struct{}
 
 	// mu guards the fields below.
-	mu       sync.Mutex
-	sb       Sandbox
-	body     body
-	backend  isolation.Backend
-	inst     isolation.Instance // nil while starting
-	guest    guest              // nil while starting
+	mu      sync.Mutex
+	sb      Sandbox
+	body    body
+	backend isolation.Backend
+	inst    *seat // nil while starting; empty while it is paused without memory
+	guest   guest // nil while starting
+	// leaving is set while the instance is taken down and the sandbox stays.
+	leaving  bool
 	children map[string]*box
 	procs    map[string]*proc
 	recent   []string // ids of ended ones in procs, oldest first

@@ -48,8 +48,8 @@ func TestLifeOfASandbox(t *testing.T) {
 			t.Fatalf("delete: %+v, %v", got, err)
 		}
 	}
-	if left := s.w.host.Instances(); len(left) != 0 || len(s.w.roots.layers()) != 0 {
-		t.Errorf("left over: %v, %v", left, s.w.roots.layers())
+	if left := s.w.host.Instances(); len(left) != 0 || len(s.w.roots.writable()) != 0 {
+		t.Errorf("left over: %v, %v", left, s.w.roots.writable())
 	}
 	want := []journal.Type{
 		journal.SandboxCreated, journal.SandboxStarted, journal.SandboxClaimed, journal.ProcessStarted, journal.ProcessEnded,

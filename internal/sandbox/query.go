@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/id"
@@ -198,7 +199,7 @@ func parseToken(token string) (position, error) {
 	if err == nil {
 		err = json.Unmarshal(b, &p)
 	}
-	if err != nil || p.Created <= 0 || !id.ValidSandbox(p.ID) {
+	if err != nil || p.Created <= 0 || !id.ValidSandbox(strings.TrimPrefix(p.ID, id.Commit)) {
 		return p, invalid("page_token is none of ours").WithHint("pass on the next_page_token of the answer before")
 	}
 	return p, nil

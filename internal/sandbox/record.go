@@ -24,6 +24,11 @@ type body struct {
 	EndDetail  string                   `json:"end_detail,omitempty"`
 	Applied    Applied                  `json:"applied"`
 	Timings    map[string]time.Duration `json:"timings,omitempty"`
+	FilesOnly  bool                     `json:"files_only,omitempty"`
+	Head       string                   `json:"head,omitempty"`
+	// Checkout is the commit whose files are to take the place of the sandbox's; "": none. It is set only
+	// while a checkout is under way.
+	Checkout string `json:"checkout,omitempty"`
 	// Plan and Record are what adopting it after a restart takes.
 	Plan   rootfs.Plan     `json:"plan"`
 	Record json.RawMessage `json:"record,omitempty"`
@@ -37,6 +42,7 @@ func (b *box) rowLocked() (store.Sandbox, error) {
 	b.body.StartedAt, b.body.ExpiresAt, b.body.LastActive = s.StartedAt, s.ExpiresAt, s.LastActive
 	b.body.EndReason, b.body.EndDetail = s.EndReason, s.EndDetail
 	b.body.Applied, b.body.Timings = s.Applied, s.Timings
+	b.body.FilesOnly, b.body.Head = s.FilesOnly, s.Head
 	text, err := json.Marshal(b.body)
 	if err != nil {
 		return store.Sandbox{}, fmt.Errorf("encode sandbox %s: %w", s.ID, err)
@@ -71,7 +77,7 @@ func ofRow(r store.Sandbox) (Sandbox, body, error) {
 		ID: r.ID, State: State(r.State), Spec: b.Spec, Owner: r.Owner, Parent: r.Parent,
 		CreatedAt: timeOf(r.Created), StartedAt: b.StartedAt, EndedAt: timeOf(r.Ended), ExpiresAt: b.ExpiresAt,
 		LastActive: b.LastActive, EndReason: b.EndReason, EndDetail: b.EndDetail,
-		Applied: b.Applied, Timings: b.Timings,
+		Applied: b.Applied, Timings: b.Timings, FilesOnly: b.FilesOnly, Head: b.Head,
 	}
 	s.Spec.Name, s.Spec.Labels = r.Name, r.Labels
 	return s, b, nil
@@ -112,6 +118,7 @@ func event(t journal.Type, actor string, facts any) journal.Event {
 // createdFacts are the server's facts of sandbox.created. Of the environment only the names.
 type createdFacts struct {
 	Template   string            `json:"template"`
+	Commit     string            `json:"commit,omitempty"`
 	Isolation  string            `json:"isolation"`
 	Profile    Profile           `json:"profile"`
 	Limits     Limits            `json:"limits"`
@@ -132,7 +139,7 @@ type createdFacts struct {
 func factsOfSpec(sb Sandbox) createdFacts {
 	s := sb.Spec
 	f := createdFacts{
-		Template: s.Template, Isolation: s.Isolation, Profile: s.Profile, Limits: s.Limits, Name: s.Name,
+		Template: s.Template, Commit: s.Commit, Isolation: s.Isolation, Profile: s.Profile, Limits: s.Limits, Name: s.Name,
 		Owner: sb.Owner, Parent: sb.Parent, Labels: s.Labels, User: s.User, Dir: s.Dir, Lifetime: "none",
 		Env: slices.Sorted(maps.Keys(s.Env)), Missing: s.AllowMissing,
 		Network: s.Network,

@@ -85,6 +85,9 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 	if s.State == Stopping {
 		why = ending{s.EndReason, s.EndDetail}
 	}
+	if s.FilesOnly && s.State == Paused {
+		return m.recoverAsleep(ctx, b, r)
+	}
 	inst, err := m.adopt(ctx, b)
 	if err != nil {
 		if !errs.Is(err, errs.NotFound) {
@@ -93,7 +96,8 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 		}
 		return m.lost(ctx, b, r, why)
 	}
-	b.inst, b.guest = inst, guestwire.NewClient(inst.Dial)
+	b.inst = seatOf(inst)
+	b.guest = guestwire.NewClient(b.inst.Dial)
 	b.backend = m.cfg.Backends[s.Spec.Isolation]
 	close(b.ready)
 	if s.State == Stopping {
@@ -172,7 +176,7 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	for _, pr := range running {
 		m.watch(pr)
 	}
-	m.background(func() { m.follow(b) })
+	m.background(func() { m.follow(b, b.inst.now()) })
 	return len(running), nil
 }
 
@@ -330,13 +334,16 @@ func (m *Manager) joinFamilies() {
 // sweep removes what belongs to no sandbox, and returns it. What can't be removed is no reason not
 // to start.
 func (m *Manager) sweep(ctx context.Context) []string {
-	keep := make(map[string]bool)
+	keep, run := make(map[string]bool), make(map[string]bool)
 	for _, b := range m.boxes() {
 		keep[b.id] = true
+		if b.inst.now() != nil { // else what is there of an instance is a half
+			run[b.id] = true
+		}
 	}
 	var all []string
 	for name, backend := range m.cfg.Backends {
-		removed, err := backend.Sweep(ctx, keep)
+		removed, err := backend.Sweep(ctx, run)
 		if err != nil {
 			m.log.Warn("cannot remove all leftovers", "isolation", name, "error", err)
 		}
@@ -346,5 +353,13 @@ func (m *Manager) sweep(ctx context.Context) []string {
 	if err != nil {
 		m.log.Warn("cannot remove all leftover files", "error", err)
 	}
-	return append(all, removed...)
+	all = append(all, removed...)
+	freed, err := m.collect(ctx, false)
+	if err != nil {
+		m.log.Warn("cannot remove all layers that no commit names", "error", err)
+	}
+	for _, f := range freed {
+		all = append(all, "committed layer "+f.Layer)
+	}
+	return all
 }

@@ -174,7 +174,7 @@ func checkNoOrphans(t *testing.T, s *server) {
 	if got := s.w.host.Instances(); !slices.Equal(got, alive) {
 		t.Errorf("instances %v, sandboxes %v", got, alive)
 	}
-	if got := s.w.roots.layers(); !slices.Equal(got, alive) {
+	if got := s.w.roots.writable(); !slices.Equal(got, alive) {
 		t.Errorf("layers %v, sandboxes %v", got, alive)
 	}
 	if left := s.w.host.Leftovers(); len(left) != 0 {

@@ -80,11 +80,18 @@ type Spec struct {
 	AllowMissing []string
 	// RestPaused makes the lifetime rest while the sandbox is paused, and begin anew when it is resumed.
 	RestPaused bool
+	// Commit is the id of the commit that the files began with; "": the template's.
+	Commit string
 	// PauseAtEnd makes the end of the lifetime pause the sandbox rather than end it; it includes
 	// RestPaused.
 	PauseAtEnd bool
+	// PauseFilesOnly makes that pause one without memory.
+	PauseFilesOnly bool
 	// Extra is what the interface that made the sandbox keeps with it. Nothing in this package reads it.
 	Extra map[string]string
+
+	// layer is Commit's.
+	layer string
 }
 
 // rests reports whether the lifetime rests while the sandbox is paused.
@@ -110,6 +117,11 @@ type Sandbox struct {
 	EndedAt   time.Time
 	// ExpiresAt is when its lifetime runs out; zero: never.
 	ExpiresAt time.Time
+	// FilesOnly says, of a paused sandbox, that it was paused without memory: it has no processes, and
+	// Resume starts it anew on its files.
+	FilesOnly bool
+	// Head is the commit that its files were last committed to or checked out from; "": none.
+	Head string
 	// LastActive is the last activity that the idle limit counts from.
 	LastActive time.Time
 	EndReason  EndReason

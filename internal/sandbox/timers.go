@@ -81,7 +81,7 @@ func (m *Manager) pauseAtEnd(b *box) {
 	expired := func() bool {
 		return !b.sb.ExpiresAt.IsZero() && !wall(m.clock.Now()).Before(b.sb.ExpiresAt)
 	}
-	_, err := m.freezeBox(ctx, "", b, Paused, expired)
+	err := m.pauseBox(ctx, b, expired)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -92,6 +92,23 @@ func (m *Manager) pauseAtEnd(b *box) {
 		m.log.Error("cannot pause a sandbox at the end of its lifetime, so it ends", "sandbox", b.id, "error", err)
 		m.endOfLifetimeLocked(b)
 	}
+}
+
+// pauseBox pauses b in the way that its spec says.
+func (m *Manager) pauseBox(ctx context.Context, b *box, still func() bool) error {
+	b.mu.Lock()
+	filesOnly := b.sb.Spec.PauseFilesOnly
+	b.mu.Unlock()
+	if !filesOnly {
+		_, err := m.freezeBox(ctx, "", b, Paused, still)
+		return err
+	}
+	if err := b.acquire(ctx); err != nil {
+		return err
+	}
+	defer b.release()
+	_, err := m.sleep(ctx, "", b, "", still)
+	return err
 }
 
 // live sets the lifetime anew, from now on; with extend it never brings the end nearer.

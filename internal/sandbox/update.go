@@ -133,7 +133,9 @@ func (m *Manager) applyLocked(b *box, u Update) {
 	}
 	if u.Limits != nil {
 		s.Spec.Limits = *u.Limits
-		s.Applied = b.inst.Applied()
+		if !s.FilesOnly {
+			s.Applied = b.inst.Applied()
+		}
 	}
 	m.armLocked(b)
 }
@@ -151,10 +153,13 @@ func (m *Manager) applyLimits(ctx context.Context, p Principal, b *box, asked Li
 			return Limits{}, err
 		}
 	}
+	if now.FilesOnly {
+		return limits, nil // they hold from the resume on
+	}
 	return limits, b.inst.Update(ctx, limits)
 }
 
-// Pause freezes every process; memory is kept. Calls that need a process fail until Resume; what the
+// Pause freezes every process; memory is kept, unless it is paused without memory already. Calls that need a process fail until Resume; what the
 // guest holds (output so far) can be read. Idempotent.
 func (m *Manager) Pause(ctx context.Context, p Principal, ref string) (Sandbox, error) {
 	return m.freeze(ctx, p, ref, Paused)
@@ -189,6 +194,9 @@ func (m *Manager) freezeBox(ctx context.Context, actor string, b *box, to State,
 	}
 	if !now.State.CanBecome(to) || now.State == Starting {
 		return Sandbox{}, &TransitionError{ID: b.id, From: now.State, To: to}
+	}
+	if now.FilesOnly {
+		return m.wake(ctx, actor, b)
 	}
 	// First the kernel, then the state: if the server is killed between, Recover makes the kernel
 	// agree with the state again, and nobody was told anything yet.

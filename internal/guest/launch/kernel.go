@@ -233,3 +233,55 @@ func protectPath(root int, name string) (bool, error) {
 	}
 	return true, mount.Attach(m, at)
 }
+
+// bootID is where programs learn whether the machine was started anew since they last looked. Here the
+// sandbox is what starts: each start has an id of its own, and the host's tells no two sandboxes that they
+// are on one machine.
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// ownBootID covers the kernel's file with one that holds a new id. root is the staging area, which keeps
+// the file's place until it goes.
+func ownBootID(root int) error {
+	var id [16]byte
+	if _, err := unix.Getrandom(id[:], 0); err != nil {
+		return os.NewSyscallError("getrandom", err)
+	}
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // version 4 (RFC 9562)
+	text := fmt.Sprintf("%x-%x-%x-%x-%x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+	at, err := open(root, bootID, unix.O_PATH, 0)
+	if err != nil {
+		return fmt.Errorf("find boot id: %w", err)
+	}
+	defer unix.Close(at)
+	m, err := mount.New("tmpfs", safe, mount.Option{Key: "mode", Value: "0555"},
+		mount.Option{Key: "nr_blocks", Value: "1"}, mount.Option{Key: "nr_inodes", Value: "2"})
+	if err != nil {
+		return fmt.Errorf("make boot id: %w", err)
+	}
+	defer func() { _ = m.Close() }()
+	fd, err := unix.Openat(int(m.Fd()), "boot_id", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return &os.PathError{Op: "create", Path: "boot_id", Err: err}
+	}
+	_, err = unix.Write(fd, []byte(text))
+	if err := errors.Join(err, unix.Close(fd)); err != nil {
+		return fmt.Errorf("write boot id: %w", err)
+	}
+	if err := mount.SetAttr(m, mount.Change{Set: safe | mount.ReadOnly}); err != nil {
+		return err
+	}
+	fd, err = unix.Openat(int(m.Fd()), "boot_id", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "boot_id", Err: err}
+	}
+	defer unix.Close(fd)
+	file, err := mount.CloneAt(fd, "boot_id", false)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	if err := mount.Attach(file, at); err != nil {
+		return fmt.Errorf("cover boot id: %w", err)
+	}
+	return nil
+}

@@ -270,6 +270,10 @@ func (s *setup) prepare(dev, sys *os.File) error {
 	if s.reply.ReadOnly, err = protectPaths(stage); err != nil {
 		return err
 	}
+	// After protectPaths: it lies on the read-only copy of /proc/sys.
+	if err := ownBootID(stage); err != nil {
+		return err
+	}
 
 	// Loopback is the namespace's own and needs a capability that processes never get.
 	if err := netns.LoopbackUp(); err != nil {

@@ -73,6 +73,8 @@ func (m *machine) answer(c *guestwire.Conn, call guestwire.Call) error {
 		return reply(c, call, func(r guestwire.Claim) (any, error) { return nil, m.take(r) })
 	case guestwire.MethodStatus:
 		return c.Reply(m.status())
+	case guestwire.MethodEnv:
+		return c.Reply(m.environment())
 	case guestwire.MethodSync:
 		return c.Reply(nil)
 	case guestwire.MethodStart:
@@ -139,6 +141,15 @@ func unescaped(r guestwire.StartProcess) guestwire.StartProcess {
 	}
 	r.Argv, r.Env, r.Dir = argv, env, plain(r.Dir)
 	return r
+}
+
+func (m *machine) environment() guestwire.Environment {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claim == nil {
+		return guestwire.Environment{}
+	}
+	return guestwire.Environment{Env: m.claim.Env}
 }
 
 func (m *machine) take(r guestwire.Claim) error {

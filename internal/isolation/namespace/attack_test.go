@@ -353,7 +353,7 @@ func TestLayersAreInert(t *testing.T) {
 	spec := newSpec(t, isolation.Standard)
 	b := &builder{spec: spec}
 	defer b.close()
-	if _, err := b.overlay(spec.Root.Lowers, nil, spec.Root.Upper, spec.Root.Work); err != nil {
+	if _, err := b.overlay(mapped(spec.Root.Lowers, nil), spec.Root.Upper, spec.Root.Work); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range b.files {

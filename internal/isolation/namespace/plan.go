@@ -48,6 +48,10 @@ func checkPlan(s isolation.Spec) error {
 	}
 	for _, w := range r.Workspaces {
 		hosts, targets = append(hosts, w.Source, w.Upper, w.Work), append(targets, w.Target)
+		hosts = append(hosts, w.Lowers...)
+		if len(w.Lowers) >= maxLowers {
+			return bad("workspace %s has %d layers, at most %d are possible", w.Target, len(w.Lowers), maxLowers-1)
+		}
 	}
 	for _, f := range s.Files {
 		targets = append(targets, f.Path)
@@ -101,7 +105,7 @@ func (b *builder) close() {
 func (b *builder) root(ctx context.Context) error {
 	r := b.spec.Root
 	var err error
-	if b.launch.Root, err = b.overlay(r.Lowers, b.userNS, r.Upper, r.Work); err != nil {
+	if b.launch.Root, err = b.overlay(mapped(r.Lowers, b.userNS), r.Upper, r.Work); err != nil {
 		return err
 	}
 	for _, bind := range r.Binds {
@@ -124,11 +128,25 @@ func (b *builder) root(ctx context.Context) error {
 	return nil
 }
 
-// overlay adds the layers of one overlay: lowers mapped through lowerNS, the upper through the range.
-func (b *builder) overlay(lowers []string, lowerNS *os.File, upper, work string) (guestwire.Overlay, error) {
+// lowerLayer is a read-only layer and what maps its ids.
+type lowerLayer struct {
+	dir string
+	ns  *os.File
+}
+
+func mapped(dirs []string, ns *os.File) []lowerLayer {
+	all := make([]lowerLayer, len(dirs))
+	for i, dir := range dirs {
+		all[i] = lowerLayer{dir, ns}
+	}
+	return all
+}
+
+// overlay adds the layers of one overlay; the upper is mapped through the range.
+func (b *builder) overlay(lowers []lowerLayer, upper, work string) (guestwire.Overlay, error) {
 	var o guestwire.Overlay
-	for _, dir := range lowers {
-		m, err := layer(dir, lowerNS, layerAttr|mount.ReadOnly)
+	for _, l := range lowers {
+		m, err := layer(l.dir, l.ns, layerAttr|mount.ReadOnly)
 		if err != nil {
 			return o, err
 		}
@@ -269,7 +287,8 @@ func (b *builder) workspace(ctx context.Context, w rootfs.Workspace, uid, gid ui
 		return err
 	}
 	defer func() { _ = ns.Close() }()
-	o, err := b.overlay([]string{w.Source}, ns, w.Upper, w.Work)
+	// What was committed of it has inside-ids, its source those of its owner.
+	o, err := b.overlay(append(mapped(w.Lowers, b.userNS), lowerLayer{w.Source, ns}), w.Upper, w.Work)
 	if err != nil {
 		return fmt.Errorf("workspace %s: %w", w.Target, err)
 	}

@@ -1,0 +1,225 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/journal"
+)
+
+// MaxForks is how many sandboxes one Fork makes at most.
+const MaxForks = 100
+
+// ForkOptions go with a fork.
+type ForkOptions struct {
+	Count int // 1 to MaxForks; 0: 1
+	// Name is the forks' name, with -1, -2, … where they are several; "": their ids.
+	Name string
+	// Lifetime is the forks', as in a Spec; 0: the parent's.
+	Lifetime time.Duration
+	// Shape changes the spec of one fork before it is made; nil: none does.
+	Shape func(sandboxID string, s *Spec)
+}
+
+// Forked is one of the sandboxes that Fork makes, or why it could not be made.
+type Forked struct {
+	Sandbox Sandbox
+	Err     error
+}
+
+// forkers is how many forks are made side by side; each mostly waits for its guest.
+const forkers = 16
+
+// Fork makes new sandboxes with the files, the settings, the environment and the labels that a sandbox has
+// now. Each has its own identity; what they share is never written to. No process comes along. The commit
+// that they start from is returned, and an entry for each of them: with an error where it could not be
+// made. The error is for what failed before any was begun.
+func (m *Manager) Fork(ctx context.Context, p Principal, ref string, o ForkOptions) (Commit, []Forked, error) {
+	if o.Count < 0 || o.Count > MaxForks {
+		return Commit{}, nil, invalid("count is %d", o.Count).WithHint("use 1 to %d", MaxForks)
+	}
+	o.Count = or(o.Count, 1)
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil {
+		return Commit{}, nil, err
+	}
+	if b == nil {
+		return Commit{}, nil, &TransitionError{ID: stopped.ID, From: stopped.State}
+	}
+	c, err := m.forkPoint(ctx, p, b)
+	if err != nil {
+		return Commit{}, nil, err
+	}
+	specs := make([]Spec, o.Count)
+	all := make([]Forked, o.Count)
+	ids := make([]string, o.Count)
+	for i := range specs {
+		ids[i] = id.Sandbox()
+		specs[i] = forkSpec(c, o, i)
+		if o.Shape != nil {
+			o.Shape(ids[i], &specs[i])
+		}
+	}
+	var g errgroup.Group
+	g.SetLimit(forkers)
+	for i := range all {
+		g.Go(func() error {
+			all[i].Sandbox, all[i].Err = m.Create(ctx, p, specs[i], CreateOptions{ID: ids[i]})
+			return nil
+		})
+	}
+	_ = g.Wait()
+	m.recordForks(b, p, c, all)
+	return c, all, nil
+}
+
+// forkPoint commits what b's forks begin with.
+func (m *Manager) forkPoint(ctx context.Context, p Principal, b *box) (Commit, error) {
+	if err := b.acquire(ctx); err != nil {
+		return Commit{}, err
+	}
+	defer b.release()
+	return m.commit(ctx, p.ID, b, CommitOptions{Message: "fork of " + b.name}, true)
+}
+
+func forkSpec(c Commit, o ForkOptions, i int) Spec {
+	s := c.Spec
+	s.Template, s.Commit = c.ID, ""
+	s.Labels, s.Extra = maps.Clone(s.Labels), maps.Clone(s.Extra)
+	s.AllowMissing, s.Workspaces = slices.Clone(s.AllowMissing), slices.Clone(s.Workspaces)
+	s.Lifetime = or(o.Lifetime, s.Lifetime)
+	if s.Lifetime == 0 {
+		s.Lifetime = -1
+	}
+	s.Name = o.Name
+	if o.Name != "" && o.Count > 1 {
+		s.Name = fmt.Sprintf("%s-%d", o.Name, i+1)
+	}
+	return s
+}
+
+// forkedFacts are the server's facts of sandbox.forked.
+type forkedFacts struct {
+	Commit    string   `json:"commit"`
+	Sandboxes []string `json:"sandboxes"`
+	Failed    int      `json:"failed,omitempty"`
+}
+
+func (m *Manager) recordForks(b *box, p Principal, c Commit, all []Forked) {
+	facts := forkedFacts{Commit: c.ID, Sandboxes: []string{}}
+	for _, f := range all {
+		if f.Err != nil {
+			facts.Failed++
+			continue
+		}
+		facts.Sandboxes = append(facts.Sandboxes, f.Sandbox.ID)
+	}
+	e := event(journal.SandboxForked, p.ID, facts)
+	e.Sandbox = b.id
+	m.journal.Post(e)
+}
+
+// CheckoutOptions go with a checkout.
+type CheckoutOptions struct {
+	// Discard drops what the sandbox has now; else it is committed first.
+	Discard bool
+}
+
+// Checkout takes a sandbox back, or forward, to the files of a commit. Its processes end; it starts anew on
+// the files, with the same id, name, environment and limits, unless it was paused: then it is paused without
+// memory and starts with Resume. What it has now is committed first, so that nothing is lost, unless that
+// is to be discarded. Killed on the way, the server leaves the files before it or after it, and goes on.
+//
+// It returns the sandbox and the commit of what it had before, whose ID is "" where that was discarded.
+// Kinds: NotFound, FailedPrecondition (the state; other workspaces), ResourceExhausted.
+func (m *Manager) Checkout(ctx context.Context, p Principal, ref, commit string, o CheckoutOptions) (Sandbox, Commit, error) {
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil {
+		return Sandbox{}, Commit{}, err
+	}
+	if b == nil {
+		return Sandbox{}, Commit{}, &TransitionError{ID: stopped.ID, From: stopped.State}
+	}
+	to, err := m.GetCommit(ctx, p, commit)
+	if err != nil {
+		return Sandbox{}, Commit{}, err
+	}
+	if err := b.acquire(ctx); err != nil {
+		return Sandbox{}, Commit{}, err
+	}
+	defer b.release()
+	was := b.snapshot()
+	if !slices.Equal(was.Spec.Workspaces, to.Spec.Workspaces) {
+		return Sandbox{}, Commit{}, errs.New(errs.FailedPrecondition, "commit %s has other workspaces than sandbox %s", to.ID, b.id).
+			WithHint("start a sandbox from the commit instead: casemate create --template %s", to.ID)
+	}
+	if !slices.Contains(to.Profiles, string(was.Spec.Profile)) {
+		return Sandbox{}, Commit{}, errs.New(errs.FailedPrecondition, "commit %s does not allow profile %s", to.ID, was.Spec.Profile)
+	}
+	var saved Commit
+	if !o.Discard {
+		if saved, err = m.commit(ctx, p.ID, b, CommitOptions{Message: "before checkout of " + to.ID}, true); err != nil {
+			return Sandbox{}, Commit{}, err
+		}
+	}
+	if _, err := m.sleep(ctx, p.ID, b, to.ID, nil); err != nil {
+		return Sandbox{}, saved, err
+	}
+	if err := m.replaceFiles(ctx, b, p.ID, to.ID); err != nil {
+		return Sandbox{}, saved, err
+	}
+	if was.State == Paused {
+		return b.snapshot(), saved, nil
+	}
+	s, err := m.wake(ctx, p.ID, b)
+	return s, saved, err
+}
+
+// replaceFiles puts a commit's files in the place of those of a sandbox that is paused without memory, and
+// records that it is done. It may be run again where it was cut short. actor "" is a server that starts.
+func (m *Manager) replaceFiles(ctx context.Context, b *box, actor, commit string) error {
+	ctx = context.WithoutCancel(ctx) // half of it is worse than all of it
+	row, ok, err := m.db.GetCommit(ctx, commit)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return noCommit(commit)
+	}
+	env, err := m.cfg.Roots.Env(b.id)
+	if err == nil && env == nil { // killed between the two steps below
+		env, err = m.cfg.Roots.LayerEnv(row.Layer)
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.cfg.Roots.Release(ctx, b.id); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	spec := b.sb.Spec
+	b.mu.Unlock()
+	spec.layer = row.Layer
+	plan, err := m.cfg.Roots.Plan(ctx, planRequest(b.id, spec))
+	if err != nil {
+		return err
+	}
+	if err := m.cfg.Roots.PutEnv(b.id, env); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	from := b.sb.Head
+	b.body.Plan, b.body.Checkout, b.sb.Head = plan, "", commit
+	b.sb.Spec.Commit = commit
+	done := m.saveLocked(b, event(journal.SandboxCheckout, actor, map[string]string{"commit": commit, "from": from}))
+	b.mu.Unlock()
+	_, err = done.Wait()
+	return err
+}
