@@ -52,6 +52,8 @@ type Client struct {
 	Files *Files
 	// Ports reaches what listens in them.
 	Ports *Ports
+	// Commits saves the files of sandboxes, and starts and restores sandboxes from them.
+	Commits *Commits
 	// Journal reads what happened to them.
 	Journal *Journal
 	// System tells about the server, its templates and its keys.
@@ -176,6 +178,7 @@ func assemble(c *conn) *Client {
 		Contexts:  &Contexts{c, casematev1connect.NewContextServiceClient(c.http, c.base, opts...)},
 		Files:     &Files{c, casematev1connect.NewFileServiceClient(c.http, c.base, opts...)},
 		Ports:     &Ports{c},
+		Commits:   &Commits{c, casematev1connect.NewCommitServiceClient(c.http, c.base, opts...)},
 		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...)},
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),

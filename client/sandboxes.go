@@ -96,7 +96,14 @@ func (s *Sandboxes) Pause(ctx context.Context, sandbox string) (*Sandbox, error)
 	return sb, s.conn.wrap(err)
 }
 
-// Resume lets a paused sandbox go on. Idempotent.
+// PauseFiles pauses a sandbox without its memory: its processes end, and Resume starts it anew on its
+// files. Idempotent.
+func (s *Sandboxes) PauseFiles(ctx context.Context, sandbox string) (*Sandbox, error) {
+	sb, err := s.rpc.PauseSandbox(ctx, &v1.PauseSandboxRequest{Sandbox: sandbox, FilesOnly: true})
+	return sb, s.conn.wrap(err)
+}
+
+// Resume lets a paused sandbox go on, or starts it anew where it was paused without memory. Idempotent.
 func (s *Sandboxes) Resume(ctx context.Context, sandbox string) (*Sandbox, error) {
 	sb, err := s.rpc.ResumeSandbox(ctx, &v1.ResumeSandboxRequest{Sandbox: sandbox})
 	return sb, s.conn.wrap(err)

@@ -123,6 +123,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewTrustServiceHandler(&trust{a}, opts...))
 	add(casematev1connect.NewSecretServiceHandler(&secrets{a}, opts...))
 	add(casematev1connect.NewNetworkServiceHandler(&networks{a}, opts...))
+	add(casematev1connect.NewCommitServiceHandler(&commits{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

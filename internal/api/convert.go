@@ -60,6 +60,9 @@ func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
 		User:      s.Spec.User,
 		Dir:       s.Spec.Dir,
 		Network:   networkMessage(s.Spec.Network),
+		FilesOnly: s.FilesOnly,
+		Commit:    s.Spec.Commit,
+		Head:      s.Head,
 	}
 	if s.Applied.Backend != "" {
 		m.Applied = appliedMessage(s.Applied)

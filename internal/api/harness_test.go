@@ -17,6 +17,7 @@ import (
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/store"
@@ -35,7 +36,7 @@ type harness struct {
 }
 
 // roots plans nothing: the fake backend's files are its own.
-type roots struct{}
+type roots struct{ *fakelayers.Layers }
 
 // Plan implements sandbox.Roots.
 func (roots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
@@ -91,7 +92,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	t.Cleanup(host.Close)
 	h.fake = fake.New(fake.Config{Host: host})
 	h.manager, err = sandbox.New(sandbox.Config{
-		DB: db, Journal: journal.Open(db, journal.Options{}), Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{}, Gateway: noGateway{},
+		DB: db, Journal: journal.Open(db, journal.Options{}), Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{fakelayers.NewLayers()}, Gateway: noGateway{},
 		Defaults: sandbox.Defaults{Isolation: "fake"},
 	})
 	if err != nil {

@@ -107,6 +107,9 @@ func (h *sandboxes) DeleteSandbox(ctx context.Context, req *v1.DeleteSandboxRequ
 
 // PauseSandbox implements SandboxServiceHandler.
 func (h *sandboxes) PauseSandbox(ctx context.Context, req *v1.PauseSandboxRequest) (*v1.Sandbox, error) {
+	if req.GetFilesOnly() {
+		return answer(h.cfg.Manager.PauseFiles(ctx, principalOf(ctx), req.GetSandbox()))
+	}
 	return answer(h.cfg.Manager.Pause(ctx, principalOf(ctx), req.GetSandbox()))
 }
 

@@ -10,26 +10,38 @@ import (
 )
 
 func (a *app) pauseCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "pause SANDBOX",
-		Short: "Freeze every process of a sandbox; memory is kept",
+	var filesOnly bool
+	cmd := &cobra.Command{
+		Use:   "pause [flags] SANDBOX",
+		Short: "Freeze every process of a sandbox, or keep its files only",
 		Long: `Freeze every process of a sandbox. It uses no CPU until "casemate resume"; memory and files are kept.
+
+With --files-only its processes end, and everything but its files and settings is given back: it costs
+disk and nothing else, and survives a restart of the machine. "casemate resume" starts it anew on its
+files, as if it had been booted, with the same id, name, environment and limits.
 
 Exit codes: 0, or 125 when it could not be paused.`,
 		Args:              exactly(1, "one sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			sb, err := c.Sandboxes.Pause(ctx, args[0])
+			pause := c.Sandboxes.Pause
+			if filesOnly {
+				pause = c.Sandboxes.PauseFiles
+			}
+			sb, err := pause(ctx, args[0])
 			return a.printState(sb, cannot(err, "pause sandbox %s", args[0]))
 		}),
 	}
+	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "end its processes and keep the files")
+	return cmd
 }
 
 func (a *app) resumeCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume SANDBOX",
 		Short: "Let a paused sandbox go on",
-		Long: `Let the processes of a paused sandbox go on where they were.
+		Long: `Let the processes of a paused sandbox go on where they were, or start it anew on its files where it was
+paused with --files-only.
 
 Exit codes: 0, or 125 when it could not be resumed.`,
 		Args:              exactly(1, "one sandbox"),

@@ -32,6 +32,7 @@ const (
 	groupServer  = "server"
 	groupSandbox = "sandbox"
 	groupUse     = "use"
+	groupState   = "state"
 	groupAbout   = "about"
 )
 
@@ -63,6 +64,7 @@ func (a *app) root() *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: groupUse, Title: "Run things:"},
 		&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"},
+		&cobra.Group{ID: groupState, Title: "Saved states:"},
 		&cobra.Group{ID: groupServer, Title: "The server:"},
 		&cobra.Group{ID: groupAbout, Title: "About this host:"},
 	)
@@ -75,7 +77,8 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add(groupUse, a.runCmd(), a.execCmd(), a.shellCmd(), a.replCmd(), a.cpCmd(), a.diffCmd(), a.applyCmd())
-	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.netCmd(), a.rmCmd())
+	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.forkCmd(), a.netCmd(), a.rmCmd())
+	add(groupState, a.commitCmd(), a.logCmd(), a.tagCmd(), a.checkoutCmd(), a.gcCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
 	root.AddCommand(a.docsCmd(), a.gatewayCmd())

@@ -18,6 +18,7 @@ import (
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
 	"casemate.dev/internal/usage"
@@ -91,17 +92,21 @@ func (e *recorder) last() string {
 
 // roots plans nothing: the fake backend's files are its own.
 type roots struct {
+	*fakelayers.Layers
 	mu   sync.Mutex
 	base bool // it is built
 }
 
 // Plan implements sandbox.Roots.
-func (*roots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
-	return rootfs.Plan{User: "user", Dir: "/home/user"}, nil
+func (r *roots) Plan(_ context.Context, q rootfs.Request) (rootfs.Plan, error) {
+	return rootfs.Plan{User: "user", Dir: "/home/user"}, r.Use(q.ID, q.Layer)
 }
 
 // Release implements sandbox.Roots.
-func (*roots) Release(context.Context, string) error { return nil }
+func (r *roots) Release(_ context.Context, id string) error {
+	r.Forget(id)
+	return nil
+}
 
 // Sweep implements sandbox.Roots.
 func (*roots) Sweep(context.Context, map[string]bool) ([]string, error) { return nil, nil }
@@ -141,7 +146,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	h := &harness{t: t, envd: &recorder{}, roots: &roots{}}
+	h := &harness{t: t, envd: &recorder{}, roots: &roots{Layers: fakelayers.NewLayers()}}
 	h.manager, err = sandbox.New(sandbox.Config{
 		DB: db, Journal: journal.Open(db, journal.Options{}), Roots: h.roots,
 		Backends: map[string]isolation.Backend{"fake": fake.New(fake.Config{Host: at.host})},

@@ -223,7 +223,7 @@ func TestDeleteCommitKeepsWhatIsNeeded(t *testing.T) {
 	if _, err := s.DeleteCommit(t.Context(), admin, "x"); err != nil {
 		t.Fatal(err)
 	}
-	if len(w.roots.layers) != 1 {
+	if len(w.roots.Layers.Layers()) != 1 {
 		t.Error("the layer went from below a sandbox")
 	}
 	if _, err := s.GetCommit(t.Context(), admin, c.ID); !errs.Is(err, errs.NotFound) {

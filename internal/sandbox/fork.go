@@ -94,6 +94,11 @@ func forkSpec(c Commit, o ForkOptions, i int) Spec {
 	s.Template, s.Commit = c.ID, ""
 	s.Labels, s.Extra = maps.Clone(s.Labels), maps.Clone(s.Extra)
 	s.AllowMissing, s.Workspaces = slices.Clone(s.AllowMissing), slices.Clone(s.Workspaces)
+	if s.Network != nil {
+		network := *s.Network
+		network.Rules = slices.Clone(network.Rules)
+		s.Network = &network
+	}
 	s.Lifetime = or(o.Lifetime, s.Lifetime)
 	if s.Lifetime == 0 {
 		s.Lifetime = -1

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/store"
 )
 
@@ -34,17 +34,11 @@ type fakeRoots struct {
 	held   map[string]bool
 	fail   error // of Plan
 	listed int
-	// layers are the committed ones, envs the kept environments of both, and below what sandboxes stand on.
-	layers map[string]rootfs.Layer
-	envs   map[string]map[string]string
-	below  map[string]string
-	full   error // of Commit
+	*fakelayers.Layers
 }
 
 func newFakeRoots() *fakeRoots {
-	return &fakeRoots{
-		held: map[string]bool{}, layers: map[string]rootfs.Layer{}, envs: map[string]map[string]string{}, below: map[string]string{},
-	}
+	return &fakeRoots{held: map[string]bool{}, Layers: fakelayers.NewLayers()}
 }
 
 func (r *fakeRoots) Plan(_ context.Context, q rootfs.Request) (rootfs.Plan, error) {
@@ -53,10 +47,10 @@ func (r *fakeRoots) Plan(_ context.Context, q rootfs.Request) (rootfs.Plan, erro
 	if r.fail != nil {
 		return rootfs.Plan{}, r.fail
 	}
-	if _, ok := r.layers[q.Layer]; q.Layer != "" && !ok {
-		return rootfs.Plan{}, errs.New(errs.NotFound, "no layer %s", q.Layer)
+	if err := r.Use(q.ID, q.Layer); err != nil {
+		return rootfs.Plan{}, err
 	}
-	r.held[q.ID], r.below[q.ID] = true, q.Layer
+	r.held[q.ID] = true
 	plan := rootfs.Plan{User: "user", Dir: "/home/user", Disk: rootfs.DiskLimit{Bytes: q.DiskBytes}}
 	for _, w := range q.Workspaces {
 		plan.Workspaces = append(plan.Workspaces, rootfs.Workspace{Source: w.Source, Target: w.Target})
@@ -68,62 +62,9 @@ func (r *fakeRoots) Release(_ context.Context, id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.held, id)
-	delete(r.below, id)
-	delete(r.envs, id)
+	r.Forget(id)
 	return nil
 }
-
-func (r *fakeRoots) Flush(string, bool) error          { return nil }
-func (r *fakeRoots) Durable() bool                     { return true }
-func (r *fakeRoots) Lend(string) (func() error, error) { return func() error { return nil }, nil }
-
-func (r *fakeRoots) Commit(_ context.Context, id string, _ rootfs.Plan, hold, release func() error) (rootfs.Layer, error) {
-	if err := hold(); err != nil {
-		return rootfs.Layer{}, err
-	}
-	if err := release(); err != nil {
-		return rootfs.Layer{}, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.full != nil {
-		return rootfs.Layer{}, r.full
-	}
-	l := rootfs.Layer{ID: fmt.Sprint("layer", len(r.layers)), Bytes: 7}
-	r.layers[l.ID], r.envs[l.ID] = l, r.envs[id]
-	return l, nil
-}
-
-func (r *fakeRoots) Collect(_ context.Context, keep map[string]bool, dry bool) ([]rootfs.Freed, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var freed []rootfs.Freed
-	for id := range r.layers {
-		if keep[id] || slices.Contains(slices.Collect(maps.Values(r.below)), id) {
-			continue
-		}
-		if !dry {
-			delete(r.layers, id)
-		}
-		freed = append(freed, rootfs.Freed{Layer: id, Bytes: 7})
-	}
-	return freed, nil
-}
-
-func (r *fakeRoots) PutEnv(id string, env map[string]string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.envs[id] = env
-	return nil
-}
-
-func (r *fakeRoots) Env(id string) (map[string]string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.envs[id], nil
-}
-
-func (r *fakeRoots) LayerEnv(layer string) (map[string]string, error) { return r.Env(layer) }
 
 func (r *fakeRoots) Sweep(_ context.Context, keep map[string]bool) ([]string, error) {
 	r.mu.Lock()

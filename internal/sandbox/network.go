@@ -161,7 +161,7 @@ func (m *Manager) adoptNetworks(ctx context.Context) {
 		b.mu.Lock()
 		n, inst := b.sb.Spec.Network, b.inst
 		b.mu.Unlock()
-		if n == nil || inst == nil {
+		if n == nil || inst.now() == nil {
 			continue
 		}
 		member, err := m.member(b, inst, n)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"os"
 	"sync"
 
 	"casemate.dev/internal/errs"
@@ -78,6 +79,11 @@ func (s *seat) Applied() isolation.Applied {
 // Dial implements isolation.Instance.
 func (s *seat) Dial(ctx context.Context) (net.Conn, error) {
 	return orAsleep(s, func(i isolation.Instance) (net.Conn, error) { return i.Dial(ctx) })
+}
+
+// Device implements isolation.Instance.
+func (s *seat) Device(ctx context.Context) (*os.File, error) {
+	return orAsleep(s, func(i isolation.Instance) (*os.File, error) { return i.Device(ctx) })
 }
 
 // NewScope implements isolation.Instance.

@@ -79,10 +79,12 @@ func (m *Manager) sleep(ctx context.Context, actor string, b *box, checkout stri
 		return Sandbox{}, err
 	}
 	undo.Release()
+	m.detach(m.ctx, b)
 	if !m.destroy(b) {
 		return Sandbox{}, shuttingDown()
 	}
 	m.endProcesses(b)
+	m.endContexts(b)
 	b.inst.put(nil)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,7 +174,7 @@ func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, erro
 	if err != nil {
 		return Sandbox{}, cause(ctx, err)
 	}
-	undo := cleanup.New(func() { m.destroyQuietly(ctx, inst) })
+	undo := cleanup.New(func() { m.destroyQuietly(ctx, inst) }, func() { m.detach(ctx, b) })
 	defer undo.Run()
 	b.mu.Lock()
 	if b.sb.State != Paused { // it ends meanwhile
@@ -214,19 +216,24 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 	if err != nil {
 		return nil, err
 	}
-	inst, err := b.backend.Start(ctx, isolation.Spec{
-		ID: b.id, Profile: spec.Profile, Root: plan, Limits: spec.Limits, AllowMissing: spec.AllowMissing,
-	})
+	shape := isolation.Spec{ID: b.id, Profile: spec.Profile, Root: plan, Limits: spec.Limits, AllowMissing: spec.AllowMissing}
+	networkOf(spec.Network, &shape)
+	inst, err := b.backend.Start(ctx, shape)
 	if berr := back(); berr != nil {
 		m.log.Warn("cannot take back what was lent to a sandbox's disk", "sandbox", b.id, "error", berr)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := m.claim(ctx, guestwire.NewClient(inst.Dial), b, env, plan); err != nil {
-		m.destroyQuietly(ctx, inst)
+	undo := cleanup.New(func() { m.destroyQuietly(ctx, inst) }, func() { m.detach(ctx, b) })
+	defer undo.Run()
+	if err := m.attach(ctx, b, inst, spec.Network); err != nil {
 		return nil, err
 	}
+	if err := m.claim(ctx, guestwire.NewClient(inst.Dial), b, env, plan); err != nil {
+		return nil, err
+	}
+	undo.Release()
 	return inst, nil
 }
 

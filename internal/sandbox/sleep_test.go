@@ -155,8 +155,8 @@ func TestCheckout(t *testing.T) {
 	if err != nil || got.State != Running || got.Head != c.ID || saved.Parent != c.ID || !saved.Automatic {
 		t.Fatalf("%+v, %+v, %v", got, saved, err)
 	}
-	if w.roots.below[sb.ID] != c.layer {
-		t.Errorf("it stands on %q", w.roots.below[sb.ID])
+	if w.roots.Below(sb.ID) != c.layer {
+		t.Errorf("it stands on %q", w.roots.Below(sb.ID))
 	}
 	if out := string(s.exec(sb.ID, "env").Stdout); !strings.Contains(out, "A=1\n") {
 		t.Errorf("environment %q", out)
@@ -187,8 +187,8 @@ func TestCheckoutSurvivesACrash(t *testing.T) {
 	b.release()
 	s = s.crash()
 	got, err := s.Get(t.Context(), admin, sb.ID)
-	if err != nil || got.Head != c.ID || w.roots.below[sb.ID] != c.layer {
-		t.Fatalf("%+v on %q, %v", got, w.roots.below[sb.ID], err)
+	if err != nil || got.Head != c.ID || w.roots.Below(sb.ID) != c.layer {
+		t.Fatalf("%+v on %q, %v", got, w.roots.Below(sb.ID), err)
 	}
 	if got := s.wakes(sb.ID); got.State != Running {
 		t.Errorf("%+v", got)

@@ -17,12 +17,13 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/testenv"
 )
 
 // roots plans nothing: the fake backend's files are its own.
-type roots struct{}
+type roots struct{ *fakelayers.Layers }
 
 // Plan implements sandbox.Roots.
 func (roots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
@@ -63,7 +64,7 @@ func (p place) config() Config {
 	return Config{
 		DataDir: filepath.Join(p.dir, "data"), RunDir: filepath.Join(p.dir, "run"), KeysDir: filepath.Join(p.dir, "keys"),
 		Listen: []string{"127.0.0.1:0"}, Version: "v1", Defaults: sandbox.Defaults{Isolation: "fake"},
-		Backends: map[string]isolation.Backend{"fake": b}, Roots: roots{}, DrainTimeout: 5 * time.Second,
+		Backends: map[string]isolation.Backend{"fake": b}, Roots: roots{fakelayers.NewLayers()}, DrainTimeout: 5 * time.Second,
 	}
 }
 

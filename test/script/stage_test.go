@@ -18,6 +18,7 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/server"
 	"casemate.dev/internal/testenv"
@@ -122,7 +123,7 @@ func startFake(t *testing.T) *stage {
 		Listen: []string{"127.0.0.1:0"}, StopSandboxes: true, Version: "test",
 		// Under the real one's name, so that the same scripts fit both.
 		Backends: map[string]isolation.Backend{"namespace": fake.New(fake.Config{Name: "namespace", Host: host})},
-		Roots:    fakeRoots{},
+		Roots:    fakeRoots{fakelayers.NewLayers()},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +145,7 @@ func startFake(t *testing.T) *stage {
 }
 
 // fakeRoots plans nothing: the scripted backend's files are its own.
-type fakeRoots struct{}
+type fakeRoots struct{ *fakelayers.Layers }
 
 func (fakeRoots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
 	return rootfs.Plan{User: "user", Dir: "/home/user"}, nil

@@ -20,6 +20,7 @@ import (
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
 )
@@ -64,7 +65,7 @@ func runAll(t *testing.T, s *server) {
 func TestOnFake(t *testing.T) {
 	host := fake.NewHost()
 	t.Cleanup(host.Close)
-	runAll(t, newServer(t, "fake", fake.New(fake.Config{Host: host}), roots{}))
+	runAll(t, newServer(t, "fake", fake.New(fake.Config{Host: host}), roots{fakelayers.NewLayers()}))
 }
 
 // server is the handler over a Manager, behind a real HTTP server that takes the sandbox from the
@@ -84,7 +85,7 @@ type harness struct {
 var _ sandbox.Roots = roots{}
 
 // roots plans nothing: the fake backend's files are its own.
-type roots struct{}
+type roots struct{ *fakelayers.Layers }
 
 func (roots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
 	return rootfs.Plan{User: "user", Dir: "/home/user"}, nil

@@ -55,6 +55,12 @@ type Sandbox struct {
 	User       string                          `protobuf:"bytes,20,opt,name=user,proto3" json:"user,omitempty"`
 	Dir        string                          `protobuf:"bytes,21,opt,name=dir,proto3" json:"dir,omitempty"`
 	Workspaces []*Workspace                    `protobuf:"bytes,22,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
+	// It is paused without memory: no process is left, and a resume starts it anew on its files.
+	FilesOnly bool `protobuf:"varint,23,opt,name=files_only,json=filesOnly,proto3" json:"files_only,omitempty"`
+	// The commit that its files began with; empty: the template's.
+	Commit string `protobuf:"bytes,24,opt,name=commit,proto3" json:"commit,omitempty"`
+	// The commit that its files were last committed to, or checked out from.
+	Head string `protobuf:"bytes,25,opt,name=head,proto3" json:"head,omitempty"`
 	// Unset: it has no network.
 	Network       *Network `protobuf:"bytes,40,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -243,6 +249,27 @@ func (x *Sandbox) GetWorkspaces() []*Workspace {
 		return x.Workspaces
 	}
 	return nil
+}
+
+func (x *Sandbox) GetFilesOnly() bool {
+	if x != nil {
+		return x.FilesOnly
+	}
+	return false
+}
+
+func (x *Sandbox) GetCommit() string {
+	if x != nil {
+		return x.Commit
+	}
+	return ""
+}
+
+func (x *Sandbox) GetHead() string {
+	if x != nil {
+		return x.Head
+	}
+	return ""
 }
 
 func (x *Sandbox) GetNetwork() *Network {
@@ -1046,8 +1073,10 @@ func (x *DeleteSandboxRequest) GetSandbox() string {
 }
 
 type PauseSandboxRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sandbox       string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	// Keep the files only: the processes end, and a resume starts the sandbox anew.
+	FilesOnly     bool `protobuf:"varint,2,opt,name=files_only,json=filesOnly,proto3" json:"files_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1087,6 +1116,13 @@ func (x *PauseSandboxRequest) GetSandbox() string {
 		return x.Sandbox
 	}
 	return ""
+}
+
+func (x *PauseSandboxRequest) GetFilesOnly() bool {
+	if x != nil {
+		return x.FilesOnly
+	}
+	return false
 }
 
 type ResumeSandboxRequest struct {
@@ -1441,7 +1477,7 @@ var File_casemate_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8e\b\n" +
+	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\b\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -1472,7 +1508,11 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\x03dir\x18\x15 \x01(\tR\x03dir\x126\n" +
 	"\n" +
 	"workspaces\x18\x16 \x03(\v2\x16.casemate.v1.WorkspaceR\n" +
-	"workspaces\x12.\n" +
+	"workspaces\x12\x1d\n" +
+	"\n" +
+	"files_only\x18\x17 \x01(\bR\tfilesOnly\x12\x16\n" +
+	"\x06commit\x18\x18 \x01(\tR\x06commit\x12\x12\n" +
+	"\x04head\x18\x19 \x01(\tR\x04head\x12.\n" +
 	"\anetwork\x18( \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -1563,9 +1603,11 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +
 	"\x14DeleteSandboxRequest\x12\x18\n" +
-	"\asandbox\x18\x01 \x01(\tR\asandbox\"/\n" +
+	"\asandbox\x18\x01 \x01(\tR\asandbox\"N\n" +
 	"\x13PauseSandboxRequest\x12\x18\n" +
-	"\asandbox\x18\x01 \x01(\tR\asandbox\"0\n" +
+	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x1d\n" +
+	"\n" +
+	"files_only\x18\x02 \x01(\bR\tfilesOnly\"0\n" +
 	"\x14ResumeSandboxRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\"+\n" +
 	"\x0fGetUsageRequest\x12\x18\n" +

@@ -76,9 +76,11 @@ type SandboxServiceClient interface {
 	UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error)
 	// DeleteSandbox ends a sandbox with all its processes and files. Idempotent.
 	DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error)
-	// PauseSandbox freezes every process; memory is kept. Idempotent.
+	// PauseSandbox freezes every process and keeps memory, or with files_only ends them and keeps the files.
+	// Idempotent.
 	PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error)
-	// ResumeSandbox lets a paused sandbox go on. Idempotent.
+	// ResumeSandbox lets a paused sandbox go on, or starts it anew where it was paused without memory.
+	// Idempotent.
 	ResumeSandbox(context.Context, *v1.ResumeSandboxRequest) (*v1.Sandbox, error)
 	// GetUsage tells what a sandbox uses now, from the kernel's accounting.
 	GetUsage(context.Context, *v1.GetUsageRequest) (*v1.Usage, error)
@@ -261,9 +263,11 @@ type SandboxServiceHandler interface {
 	UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error)
 	// DeleteSandbox ends a sandbox with all its processes and files. Idempotent.
 	DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error)
-	// PauseSandbox freezes every process; memory is kept. Idempotent.
+	// PauseSandbox freezes every process and keeps memory, or with files_only ends them and keeps the files.
+	// Idempotent.
 	PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error)
-	// ResumeSandbox lets a paused sandbox go on. Idempotent.
+	// ResumeSandbox lets a paused sandbox go on, or starts it anew where it was paused without memory.
+	// Idempotent.
 	ResumeSandbox(context.Context, *v1.ResumeSandboxRequest) (*v1.Sandbox, error)
 	// GetUsage tells what a sandbox uses now, from the kernel's accounting.
 	GetUsage(context.Context, *v1.GetUsageRequest) (*v1.Usage, error)

@@ -1,0 +1,136 @@
+// Package fake stands in for a store of layers in the tests of what lies above package rootfs: it keeps
+// which layers there are, and no files.
+//
+// What belongs here: what several packages' tests need of a store. What does not: plans and templates, which
+// each of them makes up for itself.
+package fake
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/rootfs"
+)
+
+// LayerBytes is the size of every layer.
+const LayerBytes = 7
+
+// Layers keeps committed layers and environments in memory. Safe for concurrent use.
+type Layers struct {
+	// mu guards the fields below.
+	mu     sync.Mutex
+	made   int
+	layers map[string]bool
+	envs   map[string]map[string]string
+	below  map[string]string
+}
+
+// NewLayers returns an empty store.
+func NewLayers() *Layers {
+	return &Layers{layers: map[string]bool{}, envs: map[string]map[string]string{}, below: map[string]string{}}
+}
+
+// Use notes on which layer a sandbox stands; "" is a template. NotFound: there is no such layer.
+func (l *Layers) Use(sandbox, layer string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if layer != "" && !l.layers[layer] {
+		return errs.New(errs.NotFound, "there is no layer %s", layer)
+	}
+	l.below[sandbox] = layer
+	return nil
+}
+
+// Forget is for a sandbox that is gone.
+func (l *Layers) Forget(sandbox string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.below, sandbox)
+	delete(l.envs, sandbox)
+}
+
+// Below returns on which layer a sandbox stands.
+func (l *Layers) Below(sandbox string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.below[sandbox]
+}
+
+// Layers returns the ids of the layers, in order.
+func (l *Layers) Layers() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []string
+	for id := range l.layers {
+		all = append(all, id)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Flush implements sandbox.Roots.
+func (l *Layers) Flush(string, bool) error { return nil }
+
+// Durable implements sandbox.Roots.
+func (l *Layers) Durable() bool { return true }
+
+// Lend implements sandbox.Roots.
+func (l *Layers) Lend(string) (func() error, error) { return func() error { return nil }, nil }
+
+// Commit implements sandbox.Roots.
+func (l *Layers) Commit(_ context.Context, id string, _ rootfs.Plan, hold, release func() error) (rootfs.Layer, error) {
+	if err := hold(); err != nil {
+		return rootfs.Layer{}, err
+	}
+	if err := release(); err != nil {
+		return rootfs.Layer{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.made++
+	layer := rootfs.Layer{ID: fmt.Sprintf("layer%04d", l.made), Bytes: LayerBytes}
+	l.layers[layer.ID], l.envs[layer.ID] = true, l.envs[id]
+	return layer, nil
+}
+
+// Collect implements sandbox.Roots.
+func (l *Layers) Collect(_ context.Context, keep map[string]bool, dry bool) ([]rootfs.Freed, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	used := map[string]bool{}
+	for _, id := range l.below {
+		used[id] = true
+	}
+	var freed []rootfs.Freed
+	for id := range l.layers {
+		if keep[id] || used[id] {
+			continue
+		}
+		if !dry {
+			delete(l.layers, id)
+		}
+		freed = append(freed, rootfs.Freed{Layer: id, Bytes: LayerBytes})
+	}
+	return freed, nil
+}
+
+// PutEnv implements sandbox.Roots.
+func (l *Layers) PutEnv(id string, env map[string]string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.envs[id] = env
+	return nil
+}
+
+// Env implements sandbox.Roots.
+func (l *Layers) Env(id string) (map[string]string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.envs[id], nil
+}
+
+// LayerEnv implements sandbox.Roots.
+func (l *Layers) LayerEnv(layer string) (map[string]string, error) { return l.Env(layer) }
