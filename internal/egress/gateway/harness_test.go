@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/address"
@@ -168,4 +170,38 @@ func serveHTTP(w *world.World, t testing.TB, addr, text string) *world.Log {
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	return &seen
+}
+
+// addAddress gives the namespace another address, as only who makes it can.
+func (b *box) addAddress(prefix string) {
+	b.t.Helper()
+	err := netns.In(b.ns, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(address.Device)
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(prefix)
+		if err != nil {
+			return err
+		}
+		return h.AddrAdd(link, a)
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// dialFrom is dial with a source address, and little patience.
+func (b *box) dialFrom(from, to string) (c net.Conn, err error) {
+	err = netns.In(b.ns, func() (err error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 300 * time.Millisecond}
+		c, err = d.Dial("tcp", to)
+		return err
+	})
+	return c, err
 }

@@ -15,21 +15,35 @@ import (
 // relay copies between the sandbox and the other side until both have ended, or one fails.
 func (c *conn) relay(in *inner, up net.Conn) {
 	var wg sync.WaitGroup
-	var guard guard
-	guard.answered = make(chan struct{})
+	guard := guard{answered: make(chan struct{})}
+	var outErr error
 	wg.Go(func() {
-		if err := c.outwards(in, up, &guard); err != nil {
+		if outErr = c.outwards(in, up, &guard); outErr != nil {
 			c.abort()
 			return
 		}
 		closeWrite(up)
 	})
-	if err := c.inwards(up, in, &guard); err != nil {
+	inErr := c.inwards(up, in, &guard)
+	if inErr != nil {
 		c.abort()
 	} else {
 		_ = in.CloseWrite()
 	}
 	wg.Wait()
+	if inErr == nil && outErr == nil {
+		c.finish(in, up)
+	}
+}
+
+// finish closes both sides in peace: what was written still arrives.
+func (c *conn) finish(sides ...io.Closer) {
+	c.mu.Lock()
+	c.sides = nil
+	c.mu.Unlock()
+	for _, s := range sides {
+		_ = s.Close()
+	}
 }
 
 func closeWrite(c net.Conn) {
