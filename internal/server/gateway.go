@@ -28,7 +28,7 @@ func (s *Server) openGateway(b *namespace.Backend) {
 		Nameservers: s.cfg.Nameservers, Log: s.log,
 		Events: func(list []egress.Event) error { return s.manager.RecordNetwork(list) },
 	})
-	s.undo.Add(func() { s.gateway.Close(s.cfg.StopSandboxes) })
+	s.undo.Add(s.gateway.Close)
 }
 
 // networkSet returns the rules of a named set: registries, or a file NAME.rules in the directory for them.

@@ -288,11 +288,12 @@ func (g *Gateway) connectLeft(ctx context.Context) (served []string, err error) 
 	return nil, nil
 }
 
-// Close lets the gateway go on for the next server, or ends it where stop is set.
-func (g *Gateway) Close(stop bool) {
+// Close lets the gateway go on for the next server, or ends it where it serves nobody.
+func (g *Gateway) Close() {
+	g.stop() // first, so that nobody takes the end of the process for a fault
 	g.mu.Lock()
 	g.closed = true
-	if stop && g.conn != nil {
+	if len(g.sandboxes) == 0 && g.conn != nil {
 		_, _ = g.call(Request{Op: OpExit}, nil)
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		if _, err := g.proc.handle.Wait(ctx); err != nil {
@@ -304,7 +305,6 @@ func (g *Gateway) Close(stop bool) {
 	}
 	g.disconnect()
 	g.mu.Unlock()
-	g.stop()
 	g.wg.Wait()
 }
 

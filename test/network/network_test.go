@@ -1,0 +1,280 @@
+package network
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"casemate.dev/client"
+	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/world"
+)
+
+// A sandbox without a network is as if there were none: no device, no gateway process.
+func TestNone(t *testing.T) {
+	p := newPlace(t)
+	s := p.create()
+	if got := s.GetApplied().GetNetwork(); got != "none" {
+		t.Errorf("applied %q", got)
+	}
+	p.expect(s, `grep -c : /proc/net/dev; cat /etc/resolv.conf; wc -l < /proc/net/route`, "1\n1")
+	p.expect(s, `python3 -c "
+import socket
+for f,a in ((2,('93.184.215.14',80)),(10,('2606:2800::1',80))):
+  try: socket.socket(f,1).connect(a)
+  except OSError as e: print(e.errno)
+"`, fmt.Sprintf("%d\n%d", syscall.ENETUNREACH, syscall.ENETUNREACH))
+	if _, err := os.Stat(filepath.Join(p.dir, "r", "gateway.json")); err == nil {
+		t.Error("a gateway process was started")
+	}
+	if _, err := p.Network.Set(t.Context(), s.GetId(), &client.NetworkRules{Rules: []string{"allow a.test"}}); client.KindOf(err) != client.FailedPrecondition {
+		t.Errorf("giving it rules: %v", err)
+	}
+}
+
+// Programs of every kind work without a proxy variable, and are refused as the rules say; the end of the process
+// that met a refusal says what would allow it.
+func TestPrograms(t *testing.T) {
+	p := newPlace(t)
+	seen := p.web("allowed.test", "denied.test")
+	s := p.create("allow allowed.test")
+	if got := s.GetApplied().GetNetwork(); got != "eth0 to the gateway" {
+		t.Errorf("applied %q", got)
+	}
+	ca := string(p.w.CAPEM())
+	if out, _ := p.sh(s, "cat > /tmp/ca.pem <<'E'\n"+ca+"E"); out != "" {
+		t.Fatal(out)
+	}
+	p.expect(s, `curl -sS --cacert /tmp/ca.pem https://allowed.test/curl`, "hello from allowed.test")
+	p.expect(s, `curl -sS http://allowed.test/plain`, "hello from allowed.test")
+	p.expect(s, `curl -sS -6 http://allowed.test/six`, "hello from allowed.test")
+	p.expect(s, `python3 -c "
+import urllib.request,ssl
+print(urllib.request.urlopen('https://allowed.test/py',context=ssl.create_default_context(cafile='/tmp/ca.pem')).read().decode())"`, "hello from allowed.test")
+	p.expect(s, `NODE_EXTRA_CA_CERTS=/tmp/ca.pem node -e "fetch('https://allowed.test/node').then(r=>r.text()).then(console.log)"`, "hello from allowed.test")
+	p.expect(s, `GIT_SSL_CAINFO=/tmp/ca.pem git ls-remote https://allowed.test/x.git 2>&1 | grep -c 'allowed.test'`, "1")
+	for _, script := range []string{
+		`curl -sS --max-time 5 http://denied.test/`, `curl -sS --max-time 5 http://` + world.Other + `/`,
+		`curl -sS --max-time 5 --connect-to allowed.test:80:` + world.Web + `:80 http://allowed.test/`,
+		`curl -sS --max-time 5 http://allowed.test:8080/`, `curl -sSk --max-time 5 --connect-to denied.test:443:allowed.test:443 https://denied.test/`,
+		`curl -sS --max-time 5 -H 'Host: denied.test' http://allowed.test/`,
+		`python3 -c "import socket; socket.create_connection(('denied.test',443),5)"`,
+		`node -e "fetch('http://denied.test/').catch(e=>process.exit(7))"`,
+	} {
+		began := time.Now()
+		out, end := p.sh(s, script)
+		if end.GetCode() == 0 || time.Since(began) > 4*time.Second {
+			t.Errorf("%s: exit code %d after %v: %s", script, end.GetCode(), time.Since(began), out)
+		}
+		if len(end.GetRefused()) == 0 || end.GetRefused()[0].GetReason() == "" {
+			t.Errorf("%s: its end carries no refusal", script)
+		}
+	}
+	for _, line := range seen.All() {
+		if !strings.HasPrefix(line, "allowed.test") {
+			t.Errorf("the server saw %s", line)
+		}
+	}
+	_, end := p.sh(s, `curl -sS http://denied.test/`)
+	if r := end.GetRefused(); len(r) != 1 || r[0].GetHint() != "denied.test" || r[0].GetProto() != "dns" {
+		t.Errorf("refused %v", r)
+	}
+	// The twin: what was refused arrives once it is allowed, live.
+	if _, err := p.Network.Set(t.Context(), s.GetId(), &client.NetworkRules{Rules: []string{"allow denied.test"}}); err != nil {
+		t.Fatal(err)
+	}
+	p.expect(s, `curl -sS http://denied.test/`, "hello from denied.test")
+	p.journalHas(s, "network.opened", "network.closed", "network.refused")
+}
+
+func (p *place) journalHas(s *client.Sandbox, types ...string) {
+	p.t.Helper()
+	for _, want := range types {
+		testenv.Eventually(p.t, 5*time.Second, "the journal has "+want, func() bool {
+			list, err := p.Journal.Events(p.t.Context(), s.GetId(), 0, 1000)
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			for _, e := range list {
+				if e.GetType() == want {
+					return true
+				}
+			}
+			return false
+		})
+	}
+}
+
+// Inside, in profile standard with root, the device can't be changed, nor packets made by hand.
+func TestDeviceIsOutOfReach(t *testing.T) {
+	p := newPlace(t)
+	s := p.create("allow 93.184.215.14:*")
+	p.expect(s, `python3 - <<'E'
+import socket,fcntl,struct,os
+def t(name,f):
+  try: f(); print(name,'WORKED')
+  except OSError as e: print(name,e.errno in (1,2,13,22,30,93,97))
+t('raw', lambda: socket.socket(2,3,6))
+t('packet', lambda: socket.socket(17,3,0))
+s=socket.socket(2,2)
+t('down', lambda: fcntl.ioctl(s,0x8914,struct.pack('16sH14s',b'eth0',0,b'')))
+t('addr', lambda: fcntl.ioctl(s,0x8916,struct.pack('16sHH4s8s',b'eth0',2,0,socket.inet_aton('198.18.0.9'),b'')))
+t('tun', lambda: os.open('/dev/net/tun',os.O_RDWR))
+t('rename', lambda: fcntl.ioctl(s,0x8923,struct.pack('16s16s',b'eth0',b'x')))
+t('mark', lambda: s.setsockopt(1,36,1))
+t('device', lambda: s.setsockopt(0,19,1))
+t('write', lambda: open('/etc/resolv.conf','w'))
+E`, "raw True\npacket True\ndown True\naddr True\ntun True\nrename True\nmark True\ndevice True\nwrite True")
+}
+
+// clientScript keeps one connection and says each second's echo.
+const clientScript = `exec python3 -u -c "
+import socket,time
+s=socket.create_connection(('` + world.Web + `',7000))
+n=0
+while True:
+  s.sendall(b'x'); assert s.recv(1)==b'x'
+  n+=1
+  open('/tmp/n','w').write(str(n))
+  time.sleep(.02)
+"`
+
+func (p *place) count(s *client.Sandbox) int {
+	p.t.Helper()
+	out, _ := p.sh(s, `cat /tmp/n 2>/dev/null || echo 0`)
+	var n int
+	_, _ = fmt.Sscan(out, &n)
+	return n
+}
+
+func (p *place) grows(s *client.Sandbox) {
+	p.t.Helper()
+	from := p.count(s)
+	testenv.Eventually(p.t, 10*time.Second, "the connection carries on", func() bool { return p.count(s) > from+3 })
+}
+
+// A connection outlives the server, which finds its gateway again; rules hold meanwhile and afterwards.
+func TestServerRestart(t *testing.T) {
+	p := newPlace(t)
+	p.echo(world.Web + ":7000")
+	s := p.create("allow " + world.Web + ":7000")
+	proc, err := p.Processes.Start(t.Context(), s.GetId(), &client.ProcessSpec{Argv: []string{"bash", "-c", clientScript}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.grows(s)
+	before := p.gatewayPID()
+	p.stop(false)
+	p.start()
+	if now := p.gatewayPID(); now != before {
+		t.Errorf("the gateway is %d, was %d", now, before)
+	}
+	p.grows(s)
+	if q, err := p.Processes.Get(t.Context(), s.GetId(), proc.GetId()); err != nil || q.GetEnd() != "" {
+		t.Errorf("the process ended: %v %v", q, err)
+	}
+	p.expect(s, `curl -sS --max-time 5 http://`+world.Other+`/ 2>/dev/null; echo $?`, "7")
+	if _, err := p.Network.Set(t.Context(), s.GetId(), &client.NetworkRules{}); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, "the connection is cut by the new rules", func() bool {
+		q, err := p.Processes.Get(t.Context(), s.GetId(), proc.GetId())
+		return err == nil && q.GetEnd() == "exited"
+	})
+}
+
+func (p *place) gatewayPID() int {
+	p.t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.dir, "r", "gateway.json"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var r struct {
+		PID int `json:"pid"`
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		p.t.Fatal(err)
+	}
+	return r.PID
+}
+
+// A gateway that is killed takes its connections along; the next one takes up every device, with its rules.
+func TestGatewayDies(t *testing.T) {
+	p := newPlace(t)
+	p.web("allowed.test")
+	a, b := p.create("allow allowed.test"), p.create()
+	c := p.create("deny allowed.test", "allow @open")
+	p.expect(a, `curl -sS http://allowed.test/`, "hello from allowed.test")
+	before := p.gatewayPID()
+	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, "another gateway runs", func() bool { return p.gatewayPID() != before })
+	testenv.Eventually(t, 10*time.Second, "it serves the sandbox", func() bool {
+		out, _ := p.sh(a, `curl -sS --max-time 2 http://allowed.test/`)
+		return out == "hello from allowed.test"
+	})
+	p.expect(c, `curl -sS --max-time 5 http://allowed.test/ 2>/dev/null; echo $?`, "6")
+	p.expect(b, `curl -sS --max-time 5 http://allowed.test/ 2>/dev/null; echo $?`, "6")
+	p.journalHas(a, "gap")
+}
+
+// The gateway process holds no right and no file that a packet could make it use.
+func TestGatewayPosture(t *testing.T) {
+	p := newPlace(t)
+	p.create("allow a.test")
+	pid := p.gatewayPID()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(string(status)) {
+		k, v, _ := strings.Cut(line, ":")
+		fields[k] = strings.TrimSpace(v)
+	}
+	for k, want := range map[string]string{
+		"CapEff": "0000000000000000", "CapPrm": "0000000000000000", "CapInh": "0000000000000000", "CapAmb": "0000000000000000",
+		"NoNewPrivs": "1", "Seccomp": "2", "Groups": "",
+	} {
+		if fields[k] != want {
+			t.Errorf("%s is %q", k, fields[k])
+		}
+	}
+	for _, id := range strings.Fields(fields["Uid"] + " " + fields["Gid"]) {
+		if len(id) != 10 {
+			t.Errorf("id %s is not of the range for sandboxes", id)
+		}
+	}
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	taps := 0
+	for _, fd := range fds {
+		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
+		switch {
+		case to == "/dev/net/tun":
+			taps++
+		case to == os.DevNull, strings.HasPrefix(to, "socket:"), strings.HasPrefix(to, "anon_inode:"), strings.HasSuffix(to, "/gateway.log"):
+		default:
+			t.Errorf("it holds %s", to)
+		}
+	}
+	if taps != 1 {
+		t.Errorf("it holds %d devices", taps)
+	}
+	// Every thread is behind the walls.
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, th := range threads {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, th.Name()))
+		if !strings.Contains(string(b), "Seccomp:\t2") || !strings.Contains(string(b), "NoNewPrivs:\t1") {
+			t.Errorf("thread %s is outside", th.Name())
+		}
+	}
+}
