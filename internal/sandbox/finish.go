@@ -96,7 +96,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 	fill(&p, info)
 	p.EndedAt = wall(m.clock.Now())
 	p.OOMKills = kills
-	p.Refused = m.refusedSince(b, p.StartedAt)
+	p.Refused = m.refusedSince(b, or(pr.asked, p.StartedAt))
 	server := serverEndFacts{DurationMS: p.EndedAt.Sub(p.StartedAt).Milliseconds(), Refused: p.Refused}
 	if kills > 0 && p.End == EndSignaled && p.Signal == 9 {
 		p.End = EndOOMKilled

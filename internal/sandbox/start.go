@@ -23,6 +23,9 @@ type proc struct {
 	id    string
 	box   *box
 	actor string
+	// asked is when its start was asked for: before it could do anything. Zero for one that an earlier
+	// server started.
+	asked time.Time
 
 	// started is closed once the start is answered; failed then says whether it was refused.
 	started chan struct{}
@@ -142,7 +145,7 @@ func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec
 	}
 	pr = &proc{
 		id: s.ID, box: b, actor: p.ID,
-		started: make(chan struct{}), ended: make(chan struct{}),
+		started: make(chan struct{}), ended: make(chan struct{}), asked: wall(m.clock.Now()),
 		info: Process{ID: s.ID, Tag: s.Tag, SandboxID: b.id, Argv: slices.Clone(s.Argv), TTY: s.TTY},
 	}
 	b.mu.Lock()
