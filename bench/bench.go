@@ -23,6 +23,9 @@ type Options struct {
 	Isolation, Template, Profile string
 	// Quick measures each row with few rounds, to see that it works.
 	Quick bool
+	// Jupyter installs jupyter_client and ipykernel into the user's cache where they are not there yet, to
+	// compare contexts with them.
+	Jupyter bool
 	// Progress, where set, is told what is measured next.
 	Progress func(row string)
 }
@@ -48,6 +51,8 @@ func rows() []row {
 		{"process-true", "process true over HTTP", processTrue},
 		{"process-1000", "1,000 processes in a row", process1000},
 		{"throughput-8", "process true, 8 clients", throughput},
+		{"context-warm", "1+1 in a warm Python context", contextWarm},
+		{"contexts-8", "1+1 in contexts, 8 clients", contexts8},
 		{"idle-memory", "memory of an idle sandbox", idleMemory},
 		{"delete", "delete", deleteRow},
 	}

@@ -16,7 +16,8 @@ func (a *app) benchCmd() *cobra.Command {
 		Short: "Measure this server beside fork and exec, bubblewrap and runc",
 		Long: `Measure the server through its API, beside what else starts a program on this machine in the same run:
 plain fork and exec, bubblewrap, runc, and docker and runsc where they are there. Each row has its budget,
-and the table says whether it held. A machine that does other work meanwhile makes every number worse.
+and the table says whether it held. Contexts are measured beside jupyter_client driving an ipykernel, where
+--jupyter has installed them. A machine that does other work meanwhile makes every number worse.
 
 Exit codes: 0 when every budget held, 1 when one was missed, 125 when it could not be measured.`,
 		Example: `  casemate bench
@@ -52,6 +53,7 @@ Exit codes: 0 when every budget held, 1 when one was missed, 125 when it could n
 	fl := cmd.Flags()
 	fl.StringSliceVar(&o.Only, "only", nil, "only these `ROWS`, as create-cold,process-true")
 	fl.BoolVar(&o.Quick, "quick", false, "few rounds, to see that it works")
+	fl.BoolVar(&o.Jupyter, "jupyter", false, "install jupyter_client and ipykernel into your cache, to compare contexts with them")
 	fl.StringVar(&o.Isolation, "isolation", "", "the isolation to measure (default the server's)")
 	fl.StringVar(&o.Template, "template", "", "the template to measure (default the server's)")
 	fl.StringVar(&o.Profile, "profile", "", "the profile to measure (default the template's)")

@@ -1,0 +1,166 @@
+package bench
+
+import (
+	"context"
+	_ "embed" // the peer's program
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"casemate.dev/client"
+)
+
+// onePlusOne runs 1+1 in a context and checks the result.
+func (b *bench) onePlusOne(ctx context.Context, sandbox, id string) error {
+	out, err := b.c.Contexts.Execute(ctx, sandbox, &client.CodeSpec{Context: id, Code: "1+1"})
+	if err != nil {
+		return err
+	}
+	if r := out.GetResults(); len(r) != 1 || r[0].GetData()["text/plain"] != "2" {
+		return fmt.Errorf("1+1 ended as %s with %d results", out.GetRun().GetEnd(), len(r))
+	}
+	return nil
+}
+
+// contextWarm times 1+1 in a warm Python context, beside jupyter_client driving an ipykernel.
+func contextWarm(ctx context.Context, b *bench) (Row, error) {
+	var all []time.Duration
+	err := b.withSandbox(ctx, func(id string) error {
+		c, err := b.c.Contexts.Create(ctx, id, &client.ContextSpec{Language: "python"})
+		if err != nil {
+			return err
+		}
+		call := func() error { return b.onePlusOne(ctx, id, c.GetId()) }
+		if _, err = repeat(ctx, 20, call); err == nil {
+			all, err = repeat(ctx, b.rounds(2000), call)
+		}
+		return err
+	})
+	if err != nil {
+		return Row{}, err
+	}
+	r := Row{Unit: "ms", Stats: summarize(all), Peers: map[string]Stats{}}
+	r.budget("p50 ≤ 1 ms", r.P50, 1, 0)
+	other, err := b.jupyter(ctx)
+	switch {
+	case errors.Is(err, errNoJupyter):
+		r.Note = "no jupyter_client to compare with: --jupyter installs it into a cache"
+	case err != nil:
+		return Row{}, err
+	default:
+		r.Peers["jupyter"] = other
+		r.budget("p50 ≤ jupyter's / 3", r.P50, other.P50/3, other.P50)
+	}
+	return r, nil
+}
+
+// contexts8 has eight clients run 1+1 for a while, each in a context of its own.
+func contexts8(ctx context.Context, b *bench) (Row, error) {
+	const clients = 8
+	length := 4 * time.Second
+	if b.o.Quick {
+		length = 500 * time.Millisecond
+	}
+	var mu sync.Mutex
+	var all []time.Duration
+	var took time.Duration
+	err := b.withSandbox(ctx, func(id string) error {
+		name := func(i int) string { return "bench-" + strconv.Itoa(i) }
+		if err := atOnce(clients, func(i int) error {
+			_, err := b.c.Contexts.Create(ctx, id, &client.ContextSpec{Id: name(i), Language: "python"})
+			if err == nil {
+				err = b.onePlusOne(ctx, id, name(i))
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+		begun := time.Now()
+		err := atOnce(clients, func(i int) error {
+			for time.Since(begun) < length {
+				one, err := repeat(ctx, 1, func() error { return b.onePlusOne(ctx, id, name(i)) })
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				all = append(all, one...)
+				mu.Unlock()
+			}
+			return nil
+		})
+		took = time.Since(begun)
+		return err
+	})
+	if err != nil {
+		return Row{}, err
+	}
+	r := Row{Unit: "ms", Stats: summarize(all)}
+	r.Rate = float64(len(all)) / took.Seconds()
+	r.atLeast("rate ≥ 2,000", r.Rate, 2000, 0)
+	return r, nil
+}
+
+//go:embed jupyter.py
+var jupyterProgram string
+
+// errNoJupyter says that there is no Jupyter, and nobody asked to install it.
+var errNoJupyter = errors.New("jupyter_client is not installed")
+
+// jupyterPackages are what the peer is made of.
+func jupyterPackages() []string { return []string{"jupyter_client==8.6.3", "ipykernel==6.29.5"} }
+
+// jupyter times 1+1 in the peer. It lives in a virtual environment in the user's cache.
+func (b *bench) jupyter(ctx context.Context) (Stats, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return Stats{}, err
+	}
+	dir := filepath.Join(cache, "casemate", "bench-jupyter")
+	python := filepath.Join(dir, "bin", "python")
+	if exec.CommandContext(ctx, python, "-c", "import jupyter_client, ipykernel").Run() != nil {
+		if !b.o.Jupyter {
+			return Stats{}, errNoJupyter
+		}
+		if err := installJupyter(ctx, dir); err != nil {
+			return Stats{}, err
+		}
+	}
+	cmd := exec.CommandContext(ctx, python, "-", strconv.Itoa(b.rounds(500)))
+	cmd.Stdin = strings.NewReader(jupyterProgram)
+	cmd.Stderr = os.Stderr
+	// The kernel that is installed in the environment, and nobody's settings.
+	cmd.Env = append(os.Environ(), "JUPYTER_PATH="+filepath.Join(dir, "share", "jupyter"), "IPYTHONDIR="+filepath.Join(dir, "ipython"))
+	out, err := cmd.Output()
+	if err != nil {
+		return Stats{}, fmt.Errorf("run jupyter_client: %w", err)
+	}
+	var micros []float64
+	if err := json.Unmarshal(out, &micros); err != nil || len(micros) == 0 {
+		return Stats{}, fmt.Errorf("jupyter_client printed %q", out)
+	}
+	all := make([]time.Duration, len(micros))
+	for i, us := range micros {
+		all[i] = time.Duration(us * float64(time.Microsecond))
+	}
+	return summarize(all), nil
+}
+
+func installJupyter(ctx context.Context, dir string) error {
+	for _, argv := range [][]string{
+		{"python3", "-m", "venv", dir},
+		append([]string{filepath.Join(dir, "bin", "pip"), "install", "--quiet", "--disable-pip-version-check"}, jupyterPackages()...),
+	} {
+		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("install jupyter_client: %s: %w\n%s", argv[0], err, out)
+		}
+	}
+	return nil
+}
