@@ -652,6 +652,12 @@ func TestWatch(t *testing.T) {
 		if recursive {
 			r.sh("cd w; echo x > sub/f; mkdir -p n/m/o; echo y > n/m/o/p; mv n n2; echo z > n2/m/o/q; touch /tmp/unseen")
 			expect("create sub/f", "create n", "create n/m/o", "rename n", "create n2", "create n2/m/o/q")
+			// However fast they come after their directory, files are told as written.
+			for i := range 20 {
+				dir := "quick" + strconv.Itoa(i)
+				r.sh("cd w; mkdir " + dir + "; echo x > " + dir + "/f")
+				expect("create "+dir, "create "+dir+"/f", "write "+dir+"/f")
+			}
 		}
 		s.Close()
 		for e := range events {

@@ -101,12 +101,20 @@ func (w *watcher) begin(follow bool) error {
 		return fault(err, "watch", w.root)
 	}
 	defer unix.Close(fd)
-	return w.add(fd, w.root, false)
+	return w.add(fd, w.root, known)
 }
 
-// add watches an open directory, and below it if the watch is recursive. With tell, what is in it
-// already is told as created: it came between the directory's making and its watch.
-func (w *watcher) add(fd int, p string, tell bool) error {
+// contents says what is told of the things that are in a directory already when its watch is put.
+type contents uint8
+
+const (
+	known contents = iota // nothing: the caller can look
+	moved                 // they came with the directory
+	made                  // they came between the directory's making and its watch: made, and written
+)
+
+// add watches an open directory, and below it if the watch is recursive.
+func (w *watcher) add(fd int, p string, in contents) error {
 	if len(w.paths) >= maxWatched {
 		return errs.New(errs.ResourceExhausted, "more than %d directories below %s", maxWatched, guestwire.Escape(w.root)).
 			WithHint("watch a smaller directory")
@@ -122,11 +130,11 @@ func (w *watcher) add(fd int, p string, tell bool) error {
 	if !w.recursive {
 		return nil
 	}
-	return w.below(fd, p, tell)
+	return w.below(fd, p, in)
 }
 
 // below looks at what is in a directory after its watch was put.
-func (w *watcher) below(at int, p string, tell bool) error {
+func (w *watcher) below(at int, p string, in contents) error {
 	fd, err := resolve.Open(at, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil // not readable by the user: then nothing below is either
@@ -139,13 +147,18 @@ func (w *watcher) below(at int, p string, tell bool) error {
 	}
 	for _, e := range entries {
 		name := path.Join(p, e.Name())
-		if tell {
+		if in != known {
 			if err := w.tell(opCreate, name); err != nil {
 				return err
 			}
 		}
+		if in == made && written(fd, e.Name()) {
+			if err := w.tell(opWrite, name); err != nil {
+				return err
+			}
+		}
 		if e.IsDir() {
-			if err := w.enter(fd, e.Name(), name, tell); err != nil {
+			if err := w.enter(fd, e.Name(), name, in); err != nil {
 				return err
 			}
 		}
@@ -153,13 +166,20 @@ func (w *watcher) below(at int, p string, tell bool) error {
 	return nil
 }
 
-func (w *watcher) enter(at int, name, p string, tell bool) error {
+// written reports whether something is a file that is not empty.
+func written(at int, name string) bool {
+	var st unix.Stat_t
+	err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size > 0
+}
+
+func (w *watcher) enter(at int, name, p string, in contents) error {
 	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil // gone, or not the user's to see
 	}
 	defer unix.Close(fd)
-	err = w.add(fd, p, tell)
+	err = w.add(fd, p, in)
 	if errs.Is(err, errs.PermissionDenied) || errs.Is(err, errs.NotFound) {
 		return nil
 	}
@@ -250,7 +270,11 @@ func (w *watcher) entry(e event, p string) error {
 	}
 	switch {
 	case isDir && w.recursive && op == opCreate:
-		return w.enter(unix.AT_FDCWD, p, p, true)
+		in := made
+		if e.mask&unix.IN_MOVED_TO != 0 {
+			in = moved
+		}
+		return w.enter(unix.AT_FDCWD, p, p, in)
 	case isDir && op == opRename:
 		w.forget(p)
 	}
