@@ -84,10 +84,17 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 		Template: t.asked, AutoResume: req.AutoResume != nil && req.AutoResume.Enabled, Metadata: rest,
 		Internet: req.AllowInternetAccess, Network: req.Network,
 	}
+	var network *sandbox.Network
+	if a.cfg.Manager.HasNetworks() {
+		network = req.Network.wayOut(req.AllowInternetAccess)
+	} else if err := a.withoutNetwork(req.Network); err != nil {
+		return err
+	}
 	sandboxID := id.Sandbox()
 	s, err := a.cfg.Manager.Create(c.r.Context(), c.p, sandbox.Spec{
 		Template: t.name, Profile: t.profile, Labels: labels, Env: environment(req.EnvVars, sandboxID, t.asked),
 		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, Extra: k.put(nil),
+		Network: network,
 	}, sandbox.CreateOptions{ID: sandboxID})
 	if errs.Is(err, errs.FailedPrecondition) {
 		return fail(http.StatusBadRequest, "%s", publicText(err)) // a template that can't be used; 409 means another thing here

@@ -128,15 +128,16 @@ func (r *roots) Templates(context.Context) ([]rootfs.Template, error) {
 
 // place is what outlives a server.
 type place struct {
-	dir  string
-	host *fake.Host
+	dir     string
+	host    *fake.Host
+	gateway sandbox.Gateway // nil: sandboxes have no network
 }
 
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	host := fake.NewHost()
 	t.Cleanup(host.Close)
-	return newHarnessIn(t, place{t.TempDir(), host})
+	return newHarnessIn(t, place{dir: t.TempDir(), host: host})
 }
 
 func newHarnessIn(t testing.TB, at place) *harness {
@@ -150,7 +151,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 	h.manager, err = sandbox.New(sandbox.Config{
 		DB: db, Journal: journal.Open(db, journal.Options{}), Roots: h.roots,
 		Backends: map[string]isolation.Backend{"fake": fake.New(fake.Config{Host: at.host})},
-		Defaults: sandbox.Defaults{Isolation: "fake"},
+		Defaults: sandbox.Defaults{Isolation: "fake"}, Gateway: at.gateway,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -34,8 +34,50 @@ type networkUpdate struct {
 // allTraffic is every address.
 const allTraffic = "0.0.0.0/0"
 
-// check refuses what is malformed, and then what can't be kept: sandboxes have no way out yet, so
-// that every denial holds and no permission does.
+// wayOut is what a sandbox may reach, as rules of ours: what is allowed goes before what is denied, and
+// what neither names is open as at E2B, but for private addresses and those of the host, which only an
+// administrator's rule opens. internet false, and a denial of everything, leave what is allowed alone.
+func (n *networkConfig) wayOut(internet *bool) *sandbox.Network {
+	out := &sandbox.Network{}
+	add := func(text string) { out.Rules = append(out.Rules, sandbox.NetworkRule(text)) }
+	closed := internet != nil && !*internet
+	if n != nil {
+		for _, to := range n.AllowOut {
+			switch {
+			case to == allTraffic:
+				add(openInternet)
+			case isAddress(to): // any port, by any protocol; a name's are the web's
+				add("allow " + bracketed(to) + ":*")
+				add("allow udp://" + bracketed(to) + ":*")
+			default:
+				add("allow " + to)
+			}
+		}
+		closed = closed || contains(n.DenyOut, allTraffic)
+		for _, to := range n.DenyOut {
+			if to != allTraffic {
+				add("deny " + to)
+			}
+		}
+	}
+	if !closed {
+		add(openInternet)
+	}
+	return out
+}
+
+// openInternet allows whatever has a public address.
+const openInternet = "allow @open"
+
+// bracketed is an address as it stands before a port.
+func bracketed(to string) string {
+	if strings.Contains(to, ":") {
+		return "[" + to + "]"
+	}
+	return to
+}
+
+// check refuses what is malformed, and then what is not there yet.
 func (n *networkConfig) check() error {
 	if n == nil {
 		return nil
@@ -70,8 +112,6 @@ func (n *networkConfig) check() error {
 		return fail(http.StatusBadRequest, "Network rules can have at most 10 domains.")
 	}
 	switch {
-	case len(n.AllowOut) > 0:
-		return notYet("network.allowOut (sandboxes have no way out, whatever is asked)")
 	case len(n.Rules) > 0:
 		return notYet("network.rules")
 	case present(n.EgressProxy):
@@ -182,8 +222,27 @@ func (a *API) setNetwork(c call) error {
 	}
 	k.Network, k.Internet = &n, u.AllowInternetAccess
 	extra := k.put(s.Spec.Extra)
-	if _, err := a.cfg.Manager.Update(c.r.Context(), c.p, s.ID, sandbox.Update{Extra: &extra}); err != nil {
+	change := sandbox.Update{Extra: &extra}
+	if s.Spec.Network != nil {
+		change.Network = n.wayOut(u.AllowInternetAccess)
+		change.Network.Limits = s.Spec.Network.Limits
+	} else if err := a.withoutNetwork(&n); err != nil {
+		return err
+	}
+	if _, err := a.cfg.Manager.Update(c.r.Context(), c.p, s.ID, change); err != nil {
 		return err
 	}
 	return c.done()
+}
+
+// withoutNetwork refuses what a sandbox that has no network can't keep: every denial holds there, and no
+// permission does.
+func (a *API) withoutNetwork(n *networkConfig) error {
+	switch {
+	case n == nil || len(n.AllowOut) == 0:
+		return nil
+	case a.cfg.Manager.HasNetworks():
+		return fail(http.StatusConflict, "network.allowOut: the sandbox was made without a network")
+	}
+	return fail(http.StatusNotImplemented, "network.allowOut: this server has no gateway, so its sandboxes reach nothing")
 }

@@ -57,6 +57,9 @@ type Gateway interface {
 	Adopt(ctx context.Context, list []egress.Member) map[string]error
 }
 
+// HasNetworks reports whether sandboxes of this Manager can have a network.
+func (m *Manager) HasNetworks() bool { return m.cfg.Gateway != nil }
+
 // checkNetwork refuses rules that can't be, and those that the principal may not give.
 func (m *Manager) checkNetwork(p Principal, n *Network) error {
 	if n == nil {
