@@ -21,6 +21,7 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
 
+	"casemate.dev/internal/origin"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
@@ -76,7 +77,7 @@ type API struct {
 	rest    http.Handler
 	reflect http.Handler
 	ports   *portProxy
-	hosts   hostList
+	hosts   origin.List
 	stats   *stats
 
 	draining context.Context //nolint:containedctx // the server's life, not a request's; done once Drain was called
@@ -91,7 +92,7 @@ func New(cfg Config) (*API, error) {
 	if cfg.KeepAlive == 0 {
 		cfg.KeepAlive = 15 * time.Second
 	}
-	a := &API{cfg: cfg, log: cfg.Log, hosts: newHostList(cfg.Hosts), stats: newStats()}
+	a := &API{cfg: cfg, log: cfg.Log, hosts: origin.New(cfg.Hosts), stats: newStats()}
 	a.draining, a.drain = context.WithCancelCause(context.Background())
 	a.gate = newGate(a)
 	a.ports = newPortProxy(a)
@@ -134,9 +135,11 @@ func (a *API) serveRPCs() {
 
 // ServeHTTP implements http.Handler. It is the hot path of every call: no logging, no middleware.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := a.hosts.check(r); err != nil {
-		a.writeError(w, r, err)
-		return
+	if !isLocalPeer(r.Context()) { // no browser reaches the server's own socket
+		if err := a.hosts.Check(r); err != nil {
+			a.writeError(w, r, err)
+			return
+		}
 	}
 	path := r.URL.Path
 	switch {

@@ -15,7 +15,7 @@ var layers = [...][]string{
 	{"internal/cli/"},
 	{"internal/server/"},
 	{"internal/api/", "internal/e2b/", "internal/mcp/"},
-	{"internal/portproxy/", "internal/tlscert/", "internal/beat/"},
+	{"internal/portproxy/", "internal/tlscert/", "internal/beat/", "internal/origin/"},
 	{"bench/", "internal/selftest/"},
 	{"client/"},
 	{"proto/"},
@@ -119,7 +119,7 @@ var laws = [...]law{
 	},
 	{
 		from:  []string{"internal/cli/"},
-		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/server/", "internal/errs/", "internal/id/"},
+		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/server/", "internal/mcp/", "internal/errs/", "internal/id/"},
 		why:   "the command line talks to the client, as any program does, and to the server only to run it",
 	},
 	{

@@ -94,8 +94,17 @@ func TestClientProcesses(t *testing.T) {
 		}
 		attached <- err
 	}()
+	if piece, err := c.Processes.ReadOutput(ctx, box, "bg", 1, 1, time.Minute); err != nil || string(piece.Data) != "p" || piece.Next != 2 || piece.End != "" {
+		t.Errorf("ReadOutput = %+v, %v", piece, err)
+	}
 	if err := c.Processes.Kill(ctx, box, "bg"); err != nil {
 		t.Fatal(err)
+	}
+	if piece, err := c.Processes.ReadOutput(ctx, box, "bg", 3, 0, time.Minute); err != nil || len(piece.Data) != 0 || piece.Next != 3 || piece.End != "canceled" {
+		t.Errorf("ReadOutput of the end = %+v, %v", piece, err)
+	}
+	if _, err := c.Processes.ReadOutput(ctx, box, "nobody", 0, 0, 0); client.KindOf(err) != client.NotFound {
+		t.Errorf("ReadOutput of nothing = %v", err)
 	}
 	if err := <-attached; err != nil || seen.String() != "up\n" {
 		t.Errorf("Attach = %v, output %q", err, seen.String())

@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"net/http"
 
 	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/e2b/envd"
@@ -29,14 +28,4 @@ func (s *Server) openE2B(keys *policy.Keys) error {
 	}
 	s.undo.Add(s.e2b.Close)
 	return nil
-}
-
-// ServeHTTP implements http.Handler: E2B's requests are told by what they name, and the rest are the
-// native API's.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if s.e2b.Claims(r) {
-		s.e2b.ServeHTTP(w, r)
-		return
-	}
-	s.api.ServeHTTP(w, r)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/mcp"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
@@ -47,11 +49,14 @@ type Server struct {
 	api       *api.API
 	e2b       *e2b.API
 	usage     *usage.History
+	mcp       *mcp.Server
 	listeners []listener
 	domain    string // below which sandboxes' ports have names, perhaps with a port; "": none
 	ca        *tlscert.Authority
 	certFiles *tlscert.Files
 	undo      *cleanup.Stack // what Close takes down, in reverse order
+
+	mcpHandler http.Handler
 
 	closing  sync.Once
 	closeErr error
@@ -141,6 +146,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.openE2B(keys); err != nil {
 		return nil, err
 	}
+	s.openMCP(keys)
 	return s, nil
 }
 
@@ -183,6 +189,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	g.Go(func() error {
 		<-serving.Done()
+		s.mcp.Close() // first: its sessions end what they run, and their sandboxes, through the API
 		s.api.Drain()
 		s.e2b.Drain()
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.DrainTimeout)
@@ -254,4 +261,17 @@ func (s *Server) openDirs() error {
 	}
 	s.undo.Add(unlock)
 	return nil
+}
+
+// ServeHTTP implements http.Handler: E2B's requests are told by what they name, those for the Model
+// Context Protocol by their path, and the rest are the native API's.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case s.e2b.Claims(r):
+		s.e2b.ServeHTTP(w, r)
+	case r.URL.Path == mcpPath:
+		s.mcpHandler.ServeHTTP(w, r)
+	default:
+		s.api.ServeHTTP(w, r)
+	}
 }

@@ -1,4 +1,13 @@
-package api
+// Package origin defends what a browser could be made to call: which names a request may ask for, and
+// which pages it may come from.
+//
+// A page that resolves its own name to this server's address can send requests, but only under that
+// name (DNS rebinding). So a Host must be an address, localhost or a name that the operator listed, and
+// a browser's Origin must be the same host.
+//
+// What belongs here: judging a request's Host and Origin. What does not: who asks (package policy), and
+// which requests need not be judged.
+package origin
 
 import (
 	"net"
@@ -10,17 +19,15 @@ import (
 	"casemate.dev/internal/errs"
 )
 
-// hostList is the defence against DNS rebinding: a page that resolves its own name to this server's
-// address can send requests, but only under that name. So a Host must be an address, localhost or a
-// name that the operator listed, and a browser's Origin must be the same host.
-type hostList struct {
+// List holds the names under which a server answers. It is immutable.
+type List struct {
 	names map[string]bool
 	any   bool
 }
 
-// newHostList allows names beside addresses and localhost; "*" allows every name.
-func newHostList(names []string) hostList {
-	l := hostList{names: map[string]bool{"localhost": true}}
+// New allows names beside addresses and localhost; "*" allows every name.
+func New(names []string) List {
+	l := List{names: map[string]bool{"localhost": true}}
 	for _, n := range names {
 		l.any = l.any || n == "*"
 		l.names[strings.ToLower(n)] = true
@@ -28,12 +35,8 @@ func newHostList(names []string) hostList {
 	return l
 }
 
-// check refuses a request whose Host or Origin is not allowed. Requests on the server's own socket
-// pass: no browser can make them.
-func (l hostList) check(r *http.Request) error {
-	if isLocalPeer(r.Context()) {
-		return nil
-	}
+// Check refuses a request whose Host or Origin is not allowed: PermissionDenied.
+func (l List) Check(r *http.Request) error {
 	if !l.allowed(r.Host) {
 		return errs.New(errs.PermissionDenied, "the host name %q is not allowed", hostOnly(r.Host)).
 			WithHint("reach the server by its address, or start it with --allow-host NAME")
@@ -47,7 +50,7 @@ func (l hostList) check(r *http.Request) error {
 	return nil
 }
 
-func (l hostList) allowed(host string) bool {
+func (l List) allowed(host string) bool {
 	name := strings.ToLower(hostOnly(host))
 	if l.any || l.names[name] {
 		return true
@@ -58,7 +61,7 @@ func (l hostList) allowed(host string) bool {
 
 // sameHost reports whether a page of origin may call host: the same one, or one that the operator
 // listed by name.
-func (l hostList) sameHost(origin, host string) bool {
+func (l List) sameHost(origin, host string) bool {
 	return strings.EqualFold(origin, host) || (hostOnly(origin) != "localhost" && l.names[strings.ToLower(hostOnly(origin))])
 }
 
