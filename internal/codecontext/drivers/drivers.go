@@ -37,6 +37,9 @@ while True:
     t+=p
 exec(compile(t,"<casemate>","exec"),m.__dict__)`
 
+// bashBootstrap starts the driver's text.
+const bashBootstrap = `. /dev/fd/4`
+
 // nodeBootstrap starts the driver's text. import() works in this script only, in a Node.js before 20.
 const nodeBootstrap = `globalThis[Symbol.for("casemate.start.import")] = (s) => import(s);
 {
@@ -48,6 +51,8 @@ const nodeBootstrap = `globalThis[Symbol.for("casemate.start.import")] = (s) => 
 }`
 
 var (
+	//go:embed bash/driver.sh
+	bashDriver []byte
 	//go:embed node/driver.cjs
 	nodeDriver []byte
 	//go:embed python/driver.py
@@ -71,9 +76,13 @@ func Find(name string) (Driver, error) {
 		return node("javascript"), nil
 	case "typescript", "ts":
 		return node("typescript"), nil
+	case "bash", "sh", "shell":
+		return Driver{
+			Language: "bash", Needs: "bash", Argv: []string{"bash", "--noprofile", "--norc", "-c", bashBootstrap}, Source: bashDriver,
+		}, nil
 	}
 	return Driver{}, errs.New(errs.InvalidArgument, "there is no driver for language %q", name).
-		WithHint("use python, javascript or typescript")
+		WithHint("use python, javascript, typescript or bash")
 }
 
 // node returns the driver of a language that Node.js runs. --expose-internals gives it Node's own parser;

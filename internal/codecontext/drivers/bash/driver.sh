@@ -1,0 +1,188 @@
+# The bash driver: it keeps a shell between runs, and tells how each run ended.
+#
+# It speaks newline-delimited JSON on descriptor 3; package drivers describes the messages. It needs no
+# program but bash. There are two shells: this one, the manager, has the control socket; the other one,
+# an interactive shell without a terminal, runs the code, and never sees the socket. Interactive, because only such
+# a shell drops what it does at SIGINT and goes on with all its variables.
+#
+# The manager sends the shell one line a time and gets one line back, when the shell asks for the next:
+# its exit status and working directory.
+
+exec {ctl}<&3 3<&- 4<&-
+exec {out}>&1
+set -m # a process group of its own for the shell, and SIGINT not ignored there
+
+running='' interrupted='' shell='' dir=$PWD
+
+# start_shell starts a shell. What it would say of a missing terminal goes nowhere: its stderr is put in
+# place by its first line.
+start_shell() {
+	coproc SHELL_OF_RUNS {
+		PS1='' PS2='' exec bash --noprofile --norc --noediting -i 200>&1 201>&2 1>&"$out" 2>/dev/null {ctl}<&- {out}>&-
+	}
+	shell=$SHELL_OF_RUNS_PID
+	exec {answers}<&"${SHELL_OF_RUNS[0]}"- {commands}>&"${SHELL_OF_RUNS[1]}"-
+	local line='exec 2>&201 201>&-; export -n PS1 PS2; unset HISTFILE MAILCHECK TMOUT; set +o history +H +m'
+	line+='; exit() { builtin exit "$@" 2>/dev/null; }'
+	line+='; readonly PROMPT_COMMAND='"'"'builtin printf "%d %q\n" "$?" "$PWD" >&200'"'"
+	printf '%s\n' "builtin cd -- $(quoted "$dir") 2>/dev/null; $line" >&"$commands"
+	answer
+}
+
+quoted() {
+	local q
+	printf -v q %q "$1"
+	printf %s "$q"
+}
+
+# answer waits for the shell's next line, and leaves it in $status and $dir; false when the shell ended.
+answer() {
+	local place
+	if IFS=' ' read -r -u "$answers" status place; then
+		eval "dir=$place" # the shell's own quoting
+		return 0
+	fi
+	wait "$shell" 2>/dev/null
+	status=$?
+	exec {answers}<&- {commands}>&-
+	return 1
+}
+
+trap 'interrupted=1; [[ $running ]] && kill -INT -- "-$shell" 2>/dev/null' INT
+
+start_shell
+LC_ALL=C # bytes from here on; the shell has its own
+
+say() { printf '%s\n' "$1" >&"$ctl"; }
+
+# text turns the inside of a JSON string, with \1 and \2 in place of \\ and \", into what it says.
+text() {
+	local s=$1 out='' hex code low
+	s=${s//\\n/$'\n'} s=${s//\\t/$'\t'} s=${s//\\r/$'\r'} s=${s//\\b/$'\b'} s=${s//\\f/$'\f'} s=${s//\\\//\/}
+	while [[ $s == *\\u* ]]; do
+		out+=${s%%\\u*}
+		s=${s#*\\u}
+		hex=${s:0:4} s=${s:4} code=$((16#${hex}))
+		if ((code >= 0xd800 && code < 0xdc00)) && [[ $s == \\u[dD][c-fC-F]* ]]; then
+			low=$((16#${s:2:4})) s=${s:6} code=$((0x10000 + ((code - 0xd800) << 10) + low - 0xdc00))
+		fi
+		utf8 "$code"
+		out+=$char
+	done
+	out+=$s
+	out=${out//$'\1'/\\}
+	decoded=${out//$'\2'/\"}
+}
+
+# utf8 leaves a code point's bytes in $char; a shell has no NUL.
+utf8() {
+	local c=$1 form
+	if ((c == 0)); then
+		char=''
+		return
+	elif ((c < 0x80)); then
+		printf -v form '\\x%x' "$c"
+	elif ((c < 0x800)); then
+		printf -v form '\\x%x\\x%x' $((0xc0 | c >> 6)) $((0x80 | c & 63))
+	elif ((c < 0x10000)); then
+		printf -v form '\\x%x\\x%x\\x%x' $((0xe0 | c >> 12)) $((0x80 | c >> 6 & 63)) $((0x80 | c & 63))
+	else
+		printf -v form '\\x%x\\x%x\\x%x\\x%x' $((0xf0 | c >> 18)) $((0x80 | c >> 12 & 63)) $((0x80 | c >> 6 & 63)) $((0x80 | c & 63))
+	fi
+	printf -v char "$form"
+}
+
+# parse reads a message: a flat object whose values are strings, literals, or one object of strings.
+parse() {
+	local line=$1 parts i key rest
+	op='' id='' code='' silent='' env=()
+	line=${line//\\\\/$'\1'}
+	line=${line//\\\"/$'\2'}
+	IFS='"' read -r -d '' -a parts <<<"$line" # now every quote begins or ends a string
+	i=1
+	while ((i + 1 < ${#parts[@]})); do
+		key=${parts[i]} rest=${parts[i + 1]//[[:space:]]/}
+		case $rest in
+		:)
+			case $key in
+			op) op=${parts[i + 2]} ;;
+			id) id=${parts[i + 2]//$'\2'/\\\"} id=${id//$'\1'/\\\\} ;;
+			code) text "${parts[i + 2]}"; code=$decoded ;;
+			esac
+			((i += 4))
+			;;
+		:\{)
+			((i += 2)) # the first name inside
+			while :; do
+				text "${parts[i]}"
+				env+=("$decoded")
+				text "${parts[i + 2]}"
+				env+=("$decoded")
+				[[ ${parts[i + 3]} == *\}* ]] && break
+				((i += 4))
+			done
+			((i += 4))
+			;;
+		*)
+			[[ $key == silent && $rest == :true* ]] && silent=1
+			((i += 2))
+			;;
+		esac
+	done
+}
+
+# with_env tells the shell a run's own variables, and without_env takes them back.
+with_env() {
+	local i names='' line='__casemate_old=();'
+	for ((i = 0; i < ${#env[@]}; i += 2)); do
+		[[ ${env[i]} =~ ^[a-zA-Z_][a-zA-Z0-9_]*$ ]] || continue
+		names+=" ${env[i]}"
+		line+=" [[ -v ${env[i]} ]] && __casemate_old+=(\"\$(builtin declare -p ${env[i]})\") || __casemate_old+=('unset ${env[i]}');"
+		line+=" builtin export ${env[i]}=$(quoted "${env[i + 1]}");"
+	done
+	printf '%s\n' "$line" >&"$commands"
+	answer
+}
+
+without_env() {
+	# declare in a for loop at the top of the shell sets the shell's own variables
+	printf '%s\n' 'for __casemate_line in "${__casemate_old[@]}"; do [[ $__casemate_line == unset* ]] || builtin unset "$(__casemate_name=${__casemate_line#* }; __casemate_name=${__casemate_name#* }; builtin printf %s "${__casemate_name%%=*}")"; builtin eval "$__casemate_line"; done; builtin unset __casemate_old __casemate_line' >&"$commands"
+	answer
+}
+
+run() {
+	local quote alive=1 error='' value=''
+	interrupted='' running=1
+	[[ $silent ]] || ((count += 1))
+	((${#env[@]})) && with_env
+	printf -v quote %q "$code"
+	printf '%s\n' "builtin eval -- $quote </dev/null 200>&-" >&"$commands"
+	answer || alive=''
+	running=''
+	local code=$status
+	if [[ ! $alive ]]; then
+		value="exit status $code" error=ExitError
+		local how="The shell left with exit status $code."
+		((code > 128)) && value="signal $((code - 128))" how="The shell was ended by signal $((code - 128))."
+		how+=' A new one goes on in the same directory; variables, functions and options are gone.'
+		start_shell
+		say '{"ev":"error","id":"'"$id"'","name":"'"$error"'","value":"'"$value"'","traceback":"'"$how"'"}'
+	else
+		((${#env[@]})) && without_env
+		if [[ $interrupted ]] && ((code == 130)); then
+			say '{"ev":"error","id":"'"$id"'","name":"InterruptError","value":"the run was interrupted","traceback":""}'
+		elif ((code != 0)); then
+			say '{"ev":"error","id":"'"$id"'","name":"ExitError","value":"exit status '"$code"'","traceback":""}'
+		fi
+	fi
+	say '{"ev":"end","id":"'"$id"'","count":'"$count"',"exit_code":'"$code"'}'
+}
+
+count=0
+say '{"ev":"ready","language":"bash","version":"'"${BASH_VERSINFO[0]}.${BASH_VERSINFO[1]}.${BASH_VERSINFO[2]}"'","pid":'"$$"'}'
+while IFS= read -r -u "$ctl" line; do
+	parse "$line"
+	[[ $op == run ]] && run
+done
+kill -KILL -- "-$shell" 2>/dev/null
+exit 0
