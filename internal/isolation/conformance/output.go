@@ -118,7 +118,9 @@ func testBoundedOutput(t *testing.T, h Harness) {
 // testHeldOutput reads slowly with Hold: the process waits rather than lose a byte.
 func testHeldOutput(t *testing.T, h Harness) {
 	b := startBox(t, h)
-	r := b.start(guestwire.StartProcess{Argv: sh(lines(20000)), Buffer: 64 << 10, Hold: true})
+	// More than buffer, pipe and socket hold together: else the process may end with all of it in them.
+	const count = 60000
+	r := b.start(guestwire.StartProcess{Argv: sh(lines(count)), Buffer: 64 << 10, Hold: true})
 	s, err := b.client.Output(limited(t), guestwire.OutputRequest{ID: r.id, Follow: true, Hold: true})
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +143,7 @@ func testHeldOutput(t *testing.T, h Harness) {
 			r.waitUntilStuck()
 		}
 	}
-	if out := got.String(); strings.Count(out, "\n") != 20000 || !strings.HasSuffix(out, "line 19999\n") {
+	if out := got.String(); strings.Count(out, "\n") != count || !strings.HasSuffix(out, fmt.Sprintf("line %d\n", count-1)) {
 		t.Errorf("got %d lines", strings.Count(out, "\n"))
 	}
 }

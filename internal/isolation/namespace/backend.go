@@ -123,9 +123,10 @@ func withDefaults(cfg Config) Config {
 func guestEnv() []string {
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		// Looking after processes takes little. Said here, it also keeps the runtime from reading control
-		// groups and the whole mount table at its start, and again every few seconds.
+		// Looking after processes takes little. The rest keeps the runtime from reading control groups and
+		// the whole mount table at its start all the same, and again every few seconds.
 		"GOMAXPROCS=2",
+		"GODEBUG=containermaxprocs=0,updatemaxprocs=0",
 	}
 	if tag, ok := os.LookupEnv("CASEMATE_TEST_TAG"); ok {
 		env = append(env, "CASEMATE_TEST_TAG="+tag)

@@ -355,14 +355,8 @@ func (g *v1Group) remove(ctx context.Context) error {
 	tree := g.v.tree(g.id)
 	slices.Reverse(tree)
 	// The usual case: all processes have ended with the guest, and nothing needs to be looked for.
-	busy := false
-	for _, a := range tree {
-		if err := unix.Unlinkat(a.fd, a.path, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-			busy = true
-			break
-		}
-	}
-	if !busy {
+	// Else it takes freezing, for which the kernel changes its code on every processor.
+	if g.removeEmpty(tree) {
 		return nil
 	}
 	if err := g.kill(ctx); err != nil {
@@ -373,6 +367,23 @@ func (g *v1Group) remove(ctx context.Context) error {
 		all = append(all, removeTree(ctx, a.fd, a.path))
 	}
 	return errors.Join(all...)
+}
+
+// removeEmpty removes the groups of a tree, and the scopes that waited for another process, as long as
+// they are empty. It reports whether all of them were.
+func (g *v1Group) removeEmpty(tree []at) bool {
+	if fd, ok := g.v.dirs["freezer"]; ok {
+		names, _ := children(fd, g.id+"/payload") // what can't be listed shows below
+		for _, n := range names {
+			_ = unix.Unlinkat(fd, g.id+"/payload/"+n, unix.AT_REMOVEDIR)
+		}
+	}
+	for _, a := range tree {
+		if err := unix.Unlinkat(a.fd, a.path, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+			return false
+		}
+	}
+	return true
 }
 
 func (g *v1Group) close() error { return nil }

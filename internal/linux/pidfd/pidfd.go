@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,8 +106,14 @@ func (h *Handle) Wait(ctx context.Context) (State, error) {
 	case pollErr != nil:
 		return State{}, fmt.Errorf("wait for process %d: %w", h.pid, pollErr)
 	}
+	time.Sleep(reapDelay)
 	return h.reap()
 }
+
+// reapDelay lies between a process's end and its being reaped. The end is told while the last of the process's
+// threads still takes its entries out of /proc, and who reaps meanwhile spins on them (shrink_dcache_parent)
+// until the scheduler lets that thread go on: on a busy machine 5 ms, as much as making a sandbox costs.
+const reapDelay = time.Millisecond
 
 func (h *Handle) reap() (State, error) {
 	var st State
