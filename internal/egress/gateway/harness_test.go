@@ -205,3 +205,43 @@ func (b *box) dialFrom(from, to string) (c net.Conn, err error) {
 	})
 	return c, err
 }
+
+// flood begins connections from inside without waiting for an answer, and returns how many.
+func (b *box) flood(t testing.TB, addr string, n int) int {
+	t.Helper()
+	begun := 0
+	var fds []int
+	t.Cleanup(func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	})
+	err := netns.In(b.ns, func() error {
+		to := unix.SockaddrInet4{Addr: netip.MustParseAddr(addr).As4()}
+		for i := range n {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			fds = append(fds, fd)
+			to.Port = 1 + i%60000
+			if err := unix.Connect(fd, &to); err == unix.EINPROGRESS {
+				begun++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return begun
+}
+
+func tasks(t testing.TB) []os.DirEntry {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
