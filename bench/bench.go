@@ -53,6 +53,7 @@ func rows() []row {
 		{"throughput-8", "process true, 8 clients", throughput},
 		{"context-warm", "1+1 in a warm Python context", contextWarm},
 		{"contexts-8", "1+1 in contexts, 8 clients", contexts8},
+		{"gateway", "a request through the gateway", gatewayRow},
 		{"idle-memory", "memory of an idle sandbox", idleMemory},
 		{"delete", "delete", deleteRow},
 	}
