@@ -62,9 +62,9 @@ func (a *API) routes() []route {
 		{"GET " + box + "/metrics", policy.SandboxRead, a.metrics},
 		{"GET " + box + "/logs", policy.SandboxRead, a.logsV1},
 		{"GET /v2" + box + "/logs", policy.SandboxRead, a.logsV2},
-		{"POST " + box + "/fork", policy.SandboxWrite, a.fork},
+		{"POST " + box + "/fork", policy.SandboxCreate, a.fork},
 		{"POST " + box + "/snapshots", policy.SandboxWrite, a.snapshot},
-		{"GET /snapshots", policy.SandboxRead, serveNone},
+		{"GET /snapshots", policy.SandboxRead, a.snapshots},
 
 		{"GET /templates", policy.SandboxRead, a.templates},
 		{"GET /v2/templates", policy.SandboxRead, a.templates},

@@ -93,8 +93,8 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	sandboxID := id.Sandbox()
 	s, err := a.cfg.Manager.Create(c.r.Context(), c.p, sandbox.Spec{
 		Template: t.name, Profile: t.profile, Labels: labels, Env: environment(req.EnvVars, sandboxID, t.asked),
-		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, Extra: k.put(nil),
-		Network: network,
+		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, PauseFilesOnly: req.AutoPauseMemory != nil && !*req.AutoPauseMemory,
+		Extra: k.put(nil), Network: network,
 	}, sandbox.CreateOptions{ID: sandboxID})
 	if errs.Is(err, errs.FailedPrecondition) {
 		return fail(http.StatusBadRequest, "%s", publicText(err)) // a template that can't be used; 409 means another thing here
@@ -121,8 +121,6 @@ func (req newSandbox) check() error {
 		return err
 	}
 	switch {
-	case !keepsMemory:
-		return notYet("autoPauseMemory=false (pausing without memory)")
 	case req.IAM != nil && len(req.IAM.Tokens) > 0:
 		return notYet("iam tokens")
 	case len(req.VolumeMounts) > 0:

@@ -123,7 +123,7 @@ func (a *API) admits(w http.ResponseWriter, r *http.Request, to destination, k k
 
 // wake resumes a paused sandbox that asked for it, and reports whether it runs.
 func (a *API) wake(r *http.Request, owner sandbox.Principal, s sandbox.Sandbox, k kept) bool {
-	if !k.AutoResume {
+	if !k.AutoResume || s.FilesOnly { // a boot is not for passers-by to cause
 		return false
 	}
 	_, err := a.cfg.Manager.Resume(r.Context(), owner, s.ID)

@@ -82,8 +82,8 @@ func (a *API) connect(c call) error {
 	if err != nil {
 		return err
 	}
-	if req.Memory != nil && !*req.Memory && s.State == sandbox.Paused {
-		return notYet("memory=false (resuming without memory)")
+	if err := a.dropMemory(c, s, req.Memory); err != nil {
+		return err
 	}
 	s, err = a.cfg.Manager.Update(c.r.Context(), c.p, s.ID, sandbox.Update{Lifetime: &life, Extend: true})
 	if err != nil {
@@ -97,6 +97,17 @@ func (a *API) connect(c call) error {
 		}
 	}
 	return c.json(status, a.created(s))
+}
+
+// dropMemory makes a paused sandbox one without memory, where a resume asks for that: it then starts anew.
+func (a *API) dropMemory(c call, s sandbox.Sandbox, memory *bool) error {
+	if memory == nil || *memory || s.State != sandbox.Paused {
+		return nil
+	}
+	if _, err := a.cfg.Manager.PauseFiles(c.r.Context(), c.p, s.ID); err != nil {
+		return gone(s, err)
+	}
+	return nil
 }
 
 // resume is what very old SDKs call.
@@ -116,11 +127,11 @@ func (a *API) resume(c call) error {
 	if err := c.decode(&req); err != nil {
 		return err
 	}
-	switch {
-	case req.Memory != nil && !*req.Memory:
-		return notYet("memory=false (resuming without memory)")
-	case req.AutoPause != nil && *req.AutoPause != s.Spec.PauseAtEnd:
+	if req.AutoPause != nil && *req.AutoPause != s.Spec.PauseAtEnd {
 		return notYet("changing autoPause with a resume")
+	}
+	if err := a.dropMemory(c, s, req.Memory); err != nil {
+		return err
 	}
 	timeout := int64(timeoutV1)
 	if req.Timeout != nil {
@@ -153,10 +164,11 @@ func (a *API) pause(c call) error {
 	if s.State == sandbox.Paused {
 		return fail(http.StatusConflict, "Error pausing sandbox - sandbox '%s' is already paused", s.ID)
 	}
+	pause := a.cfg.Manager.Pause
 	if req.Memory != nil && !*req.Memory {
-		return notYet("memory=false (pausing without memory)")
+		pause = a.cfg.Manager.PauseFiles
 	}
-	if _, err := a.cfg.Manager.Pause(c.r.Context(), c.p, s.ID); err != nil {
+	if _, err := pause(c.r.Context(), c.p, s.ID); err != nil {
 		return gone(s, err)
 	}
 	return c.done()
@@ -205,39 +217,4 @@ func (a *API) renew(c call, s sandbox.Sandbox, seconds int64, extend bool) error
 		return gone(s, err)
 	}
 	return c.done()
-}
-
-// maxForks is how many forks one call may make.
-const maxForks = 100
-
-// fork checks what is asked for and refuses it: files can't be copied yet while a sandbox runs.
-func (a *API) fork(c call) error {
-	if _, err := a.alive(c); err != nil {
-		return err
-	}
-	req := struct {
-		Count   int64 `json:"count"`
-		Timeout int64 `json:"timeout"`
-	}{Count: 1, Timeout: timeoutV2}
-	if err := c.decode(&req); err != nil {
-		return err
-	}
-	switch {
-	case req.Count < 1:
-		return fail(http.StatusBadRequest, "Count must be at least 1")
-	case req.Count > maxForks:
-		return fail(http.StatusBadRequest, "Count cannot be greater than %d", maxForks)
-	}
-	if _, err := lifetime(req.Timeout, 1); err != nil {
-		return err
-	}
-	return notYet("forks of sandboxes")
-}
-
-// snapshot refuses what is asked for, as fork does.
-func (a *API) snapshot(c call) error {
-	if _, err := a.alive(c); err != nil {
-		return err
-	}
-	return notYet("snapshots of sandboxes")
 }

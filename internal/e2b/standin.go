@@ -86,6 +86,9 @@ func (a *API) resolveTemplate(c call, ref string) (usableTemplate, error) {
 			}
 		}
 	}
+	if made, err := a.commitOf(c.r.Context(), c.p, ref); err == nil {
+		return usableTemplate{asked: made.ID, name: made.ID, profile: favourite(made.Profiles)}, nil
+	}
 	if known && tag != defaultTag {
 		return usableTemplate{}, fail(http.StatusNotFound, "tag '%s' does not exist for template '%s'", tag, name)
 	}
@@ -124,11 +127,12 @@ func (a *API) allTemplates(c call) ([]sandbox.Template, error) {
 
 // usable takes the profile that E2B's users expect, sudo included, where the template allows it.
 func usable(asked string, t sandbox.Template) usableTemplate {
-	u := usableTemplate{asked: asked, name: t.Name}
-	for _, p := range t.Profiles {
-		if p == string(sandbox.Standard) {
-			u.profile = sandbox.Standard
-		}
+	return usableTemplate{asked: asked, name: t.Name, profile: favourite(t.Profiles)}
+}
+
+func favourite(profiles []string) sandbox.Profile {
+	if slices.Contains(profiles, string(sandbox.Standard)) {
+		return sandbox.Standard
 	}
-	return u
+	return ""
 }

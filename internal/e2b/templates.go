@@ -132,11 +132,18 @@ func (a *API) templatePart(c call) error {
 	return notYet(c.r.Method + " " + c.r.URL.Path)
 }
 
-// deleteTemplate knows only templates that come with the server.
+// deleteTemplate deletes a snapshot. Templates come with the server.
 func (a *API) deleteTemplate(c call) error {
 	t, err := a.namedTemplate(c, c.r.PathValue("id"))
 	if err != nil {
-		return err
+		made, err := a.commitOf(c.r.Context(), c.p, c.r.PathValue("id"))
+		if err != nil {
+			return err
+		}
+		if _, err := a.cfg.Manager.DeleteCommit(c.r.Context(), c.p, made.ID); err != nil {
+			return err
+		}
+		return c.done()
 	}
 	return fail(http.StatusForbidden, "template '%s' comes with the server and can't be deleted", t.Name)
 }

@@ -82,9 +82,34 @@ class Control(Case):
         metrics = self.create().get_metrics()
         self.assertEqual(metrics[0].mem_total, 1 << 30)
 
-    def test_not_yet(self):
-        with self.assertRaisesRegex(Exception, "501.*does not support it yet"):
-            self.create().create_snapshot()
+    def test_snapshot(self):
+        box = self.create(envs={"X": "1"})
+        box.files.write("state", "one")
+        snapshot = box.create_snapshot()
+        box.kill()
+        again = self.create(template=snapshot.snapshot_id)
+        self.assertEqual(again.commands.run("cat state; echo $X").stdout, "one1\n")
+        self.assertTrue(Sandbox.delete_snapshot(snapshot.snapshot_id))
+        self.assertFalse(Sandbox.delete_snapshot(snapshot.snapshot_id))
+
+    def test_fork(self):
+        box = self.create()
+        box.files.write("state", "one")
+        forks = box.fork(count=2)
+        for fork in forks:
+            self.addCleanup(fork.kill)
+        forks[0].files.write("state", "two")
+        self.assertEqual([b.files.read("state") for b in (box, *forks)], ["one", "two", "one"])
+
+    def test_pause_without_memory(self):
+        box = self.create()
+        boot = "cat /proc/sys/kernel/random/boot_id"
+        before = box.commands.run(boot).stdout
+        box.files.write("state", "one")
+        box.pause(keep_memory=False)
+        again = box.connect()
+        self.assertEqual(again.files.read("state"), "one")
+        self.assertNotEqual(again.commands.run(boot).stdout, before)
 
 
 class Commands(Case):
