@@ -35,6 +35,7 @@ type bench struct {
 	o     Options
 	c     *client.Client
 	floor *floor
+	bare  *bare // nil where there is no C compiler
 	peers []peer
 }
 
@@ -86,6 +87,12 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		return report, err
 	}
 	defer b.floor.close()
+	if b.bare, err = newBare(ctx, b.floor); err != nil {
+		return report, err
+	}
+	if b.bare != nil {
+		defer b.bare.close()
+	}
 	if b.peers, err = peers(ctx, dir); err != nil {
 		return report, err
 	}

@@ -2,7 +2,10 @@ package bench
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -45,6 +48,37 @@ func TestFloor(t *testing.T) {
 		if (g.note() == "") != (program != "") {
 			t.Errorf("program %q: the note is %q", program, g.note())
 		}
+	}
+}
+
+// TestBare serves bare HTTP from here: every call starts a process.
+func TestBare(t *testing.T) {
+	f, err := newFloor(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	if f.program == "" {
+		t.Fatal("this test needs a C compiler; install gcc")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	b := &bare{socket: filepath.Join(f.dir, "bare.sock")}
+	ready, tell := io.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- ServeBare(ctx, b.socket, f.program, tell) }()
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.each(t.Context(), 3, 10)
+	if err != nil || s.N != 30 || s.P50 <= 0.01 || s.P50 > 1000 || s.Rate <= 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if _, err := b.each(t.Context(), 1, 1); err == nil {
+		t.Error("it serves after its end")
 	}
 }
 

@@ -11,4 +11,9 @@
 // from a small C program (floor/floor.c, compiled when the bench runs), in 1, 2 and 8 processes, the best
 // of three rounds. Where there is no C compiler a Go program's fork and exec stands in, and the
 // report says so: it is slower, and so a softer measure.
+//
+// Between that floor and a process over HTTP lie two hand-overs to another process and back, and what net/http
+// takes on both sides. How much that is at the least, "bare HTTP" shows (bare.go): a server of net/http that
+// passes one byte on to the floor's program, and a client that does nothing but write the request and read
+// the answer. No sandbox, nothing checked, nothing recorded: what a server in Go can't get below.
 package bench

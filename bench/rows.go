@@ -96,7 +96,7 @@ func burst(ctx context.Context, b *bench) (Row, error) {
 func processTrue(ctx context.Context, b *bench) (Row, error) {
 	const turns = 5
 	var all []time.Duration
-	var floor Stats
+	var floor, least Stats
 	err := b.withSandbox(ctx, func(id string) error {
 		if _, err := repeat(ctx, 20, func() error { return b.runTrue(ctx, id) }); err != nil {
 			return err
@@ -114,6 +114,15 @@ func processTrue(ctx context.Context, b *bench) (Row, error) {
 			if s.Rate > floor.Rate {
 				floor = s
 			}
+			if b.bare == nil {
+				continue
+			}
+			if s, err = b.bare.each(ctx, 1, b.rounds(500)); err != nil {
+				return err
+			}
+			if s.Rate > least.Rate {
+				least = s
+			}
 		}
 		return nil
 	})
@@ -121,6 +130,9 @@ func processTrue(ctx context.Context, b *bench) (Row, error) {
 		return Row{}, err
 	}
 	r := Row{Unit: "ms", Stats: summarize(all), Peers: map[string]Stats{"fork+exec": floor}}
+	if b.bare != nil {
+		r.Peers[bareName] = least
+	}
 	r.budget("p50 ≤ 1.5 × fork+exec", r.P50, 1.5*floor.P50, floor.P50)
 	r.budget("p99 ≤ 2.5 × fork+exec", r.P99, 2.5*floor.P99, floor.P99)
 	return r, nil
@@ -200,8 +212,16 @@ func (b *bench) floorRates(ctx context.Context, r *Row) error {
 		best = max(best, s.Rate)
 	}
 	r.atLeast("rate ≥ 0.8 × fork+exec", r.Rate, 0.8*best, best)
-	return nil
+	if b.bare == nil {
+		return nil
+	}
+	s, err := b.bare.each(ctx, maxBare, b.rounds(400))
+	r.Peers[bareName] = s
+	return err
 }
+
+// bareName is "bare HTTP" among the peers.
+const bareName = "bare HTTP"
 
 func deleteRow(ctx context.Context, b *bench) (Row, error) {
 	var all []time.Duration

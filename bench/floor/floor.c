@@ -1,6 +1,8 @@
 // The floor: how fast this machine starts a process. Usage:
 //   floor each WORKERS COUNT   each worker starts /bin/true COUNT times; prints one duration per line
 //   floor burst COUNT          starts COUNT at once; prints the time until all have ended
+//   floor serve                starts one for each byte on standard input, which is a socket, and sends the
+//                              byte back once it has ended
 // Durations are nanoseconds.
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -73,9 +75,21 @@ static int burst(int count) {
 	return 0;
 }
 
+static int serve(void) {
+	char c;
+	while (read(0, &c, 1) == 1) {
+		int status = 0;
+		pid_t pid = start();
+		if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0) return 1;
+		if (write(0, &c, 1) != 1) return 1;
+	}
+	return 0;
+}
+
 int main(int argc, char **argv) {
 	if (argc == 4 && !strcmp(argv[1], "each")) return each(atoi(argv[2]), atoi(argv[3]));
 	if (argc == 3 && !strcmp(argv[1], "burst")) return burst(atoi(argv[2]));
-	fprintf(stderr, "usage: floor each WORKERS COUNT | floor burst COUNT\n");
+	if (argc == 2 && !strcmp(argv[1], "serve")) return serve();
+	fprintf(stderr, "usage: floor each WORKERS COUNT | floor burst COUNT | floor serve\n");
 	return 2;
 }

@@ -50,6 +50,7 @@ Exit codes: 0 when every budget held, 1 when one was missed, 125 when it could n
 			return err
 		}),
 	}
+	cmd.AddCommand(benchBareCmd())
 	fl := cmd.Flags()
 	fl.StringSliceVar(&o.Only, "only", nil, "only these `ROWS`, as create-cold,process-true")
 	fl.BoolVar(&o.Quick, "quick", false, "few rounds, to see that it works")
@@ -59,4 +60,17 @@ Exit codes: 0 when every budget held, 1 when one was missed, 125 when it could n
 	fl.StringVar(&o.Profile, "profile", "", "the profile to measure (default the template's)")
 	_ = cmd.RegisterFlagCompletionFunc("only", cobra.FixedCompletions(bench.RowIDs(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// benchBareCmd is the server of a peer, which bench starts.
+func benchBareCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:    "bare SOCKET PROGRAM",
+		Short:  "Serve as bench's bare HTTP",
+		Hidden: true,
+		Args:   cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return bench.ServeBare(cmd.Context(), args[0], args[1], cmd.OutOrStdout())
+		},
+	}
 }

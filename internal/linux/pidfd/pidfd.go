@@ -106,7 +106,7 @@ func (h *Handle) Wait(ctx context.Context) (State, error) {
 	case pollErr != nil:
 		return State{}, fmt.Errorf("wait for process %d: %w", h.pid, pollErr)
 	}
-	time.Sleep(reapDelay)
+	<-time.After(reapDelay)
 	return h.reap()
 }
 
