@@ -172,7 +172,7 @@ func (h *secrets) ListGrants(ctx context.Context, req *v1.ListGrantsRequest) (*v
 	}
 	for _, r := range v.RouteGrants(ctx, sub) {
 		resp.Routes = append(resp.Routes, &v1.RouteGrant{
-			Provider: r.Provider, BaseUrl: r.InsideURL(), Token: r.Token, ExpiresAt: stamp(r.ExpiresAt(sb.StartedAt)),
+			Provider: r.Provider, BaseUrl: r.InsideURL(), Token: r.Token, ExpiresAt: stamp(r.ExpiresAt(sb.CreatedAt)),
 		})
 	}
 	return resp, nil

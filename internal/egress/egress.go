@@ -184,7 +184,13 @@ const (
 	EventCut     EventType = "cut"         // an open connection was ended by a change of the rules or a limit
 	EventSecret  EventType = "secret.used" // a secret was put on a request; Note names it, never its value
 	EventRequest EventType = "request"     // an inspected HTTP request was answered
-	EventDropped EventType = "dropped"     // events that nobody took in time; Count says how many
+	// EventMisplaced: a placeholder stood where its secret is not bound, and was left there; Note says where.
+	EventMisplaced EventType = "secret.misplaced"
+	// EventMasked: a secret was taken out of a response, or could not be looked for; Note says which.
+	EventMasked EventType = "secret.masked"
+	// EventModel: a request to a model provider ended; Provider, Model and the tokens say what it used.
+	EventModel   EventType = "model.used"
+	EventDropped EventType = "dropped" // events that nobody took in time; Count says how many
 )
 
 // Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.
@@ -204,6 +210,15 @@ type Event struct {
 	Status  int            `json:"status,omitempty"`
 	Count   int            `json:"count,omitempty"`
 	Note    string         `json:"note,omitempty"`
+	// Secret and Version name the secret that it is about.
+	Secret  string `json:"secret,omitempty"`
+	Version uint64 `json:"version,omitempty"`
+	// Estimated says that a model provider did not tell what was used.
+	Provider  string `json:"provider,omitempty"`
+	Model     string `json:"model,omitempty"`
+	TokensIn  int64  `json:"tokens_in,omitempty"`
+	TokensOut int64  `json:"tokens_out,omitempty"`
+	Estimated bool   `json:"estimated,omitempty"`
 }
 
 // Usage is what a sandbox has moved and has open.

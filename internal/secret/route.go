@@ -45,7 +45,7 @@ type Route struct {
 	// Models are the only ones that may be asked for, * at the end for all that begin so; empty: any.
 	Models []string `json:"models,omitempty"`
 	Budget Budget   `json:"budget"`
-	// TokenTTL ends a sandbox's token that long after the sandbox's start; 0: with the sandbox.
+	// TokenTTL ends a sandbox's token that long after the sandbox's creation; 0: with the sandbox.
 	TokenTTL  time.Duration `json:"token_ttl,omitempty"`
 	CreatedAt time.Time     `json:"created_at"`
 }
@@ -205,12 +205,12 @@ func (r Route) InsideURL() string {
 	return u
 }
 
-// ExpiresAt is when a token for the route ends in a sandbox that started then; zero: with the sandbox.
-func (r Route) ExpiresAt(started time.Time) time.Time {
+// ExpiresAt is when a token for the route ends in a sandbox that was created then; zero: with the sandbox.
+func (r Route) ExpiresAt(created time.Time) time.Time {
 	if r.TokenTTL == 0 {
 		return time.Time{}
 	}
-	return started.Add(r.TokenTTL)
+	return created.Add(r.TokenTTL)
 }
 
 // RouteEnv returns the variables by which clients find the routes, named after the provider:

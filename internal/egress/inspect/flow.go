@@ -330,7 +330,7 @@ func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles)
 // failed tells why the server gave no answer. What a dial says may name addresses of the host's network,
 // so it is sorted and not quoted.
 func (x *flow) failed(w http.ResponseWriter, r *http.Request, err error) {
-	var refused *egress.Refusal
+	var refused *egress.RefusedError
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
 	var invalid x509.CertificateInvalidError

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +29,7 @@ type Inspector struct {
 	caPEM   string // what ca was made of, so that the same one is not opened again
 	roots   *x509.CertPool
 	boxes   map[string]*box
-	budgets map[string]*budget // by sandbox and route: they outlive a change of the box
+	budgets map[string]*budget // by sandbox and provider: they outlive a change of the box
 }
 
 var _ egress.Inspector = (*Inspector)(nil)
@@ -40,6 +42,9 @@ func New() *Inspector {
 
 // Setup implements egress.Inspector.
 func (in *Inspector) Setup(p egress.Private) error {
+	if len(p) == 0 {
+		return nil // a server that has nothing to look into
+	}
 	var s Shared
 	if err := json.Unmarshal(p, &s); err != nil {
 		return errors.New("read the gateway's part: it is no JSON") // the cause might quote it
@@ -55,9 +60,7 @@ func (in *Inspector) Setup(p egress.Private) error {
 	}
 	clear(s.KeyPEM)
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(s.RootsPEM) {
-		return errors.New("the host has no certificates of authorities, so that no server could be verified")
-	}
+	roots.AppendCertsFromPEM(s.RootsPEM) // with none, no server is trusted, and requests say so
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.ca, in.caPEM, in.roots = ca, string(s.CertPEM), roots
@@ -76,7 +79,7 @@ func (in *Inspector) Configure(sandbox string, private egress.Private) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for _, r := range p.Routes {
-		key := sandbox + "/" + r.ID
+		key := sandbox + "/" + r.Provider
 		spent, ok := in.budgets[key]
 		if !ok {
 			spent = &budget{}
@@ -93,11 +96,7 @@ func (in *Inspector) Configure(sandbox string, private egress.Private) error {
 func (in *Inspector) Remove(sandbox string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if b := in.boxes[sandbox]; b != nil {
-		for _, r := range b.routes {
-			delete(in.budgets, sandbox+"/"+r.ID)
-		}
-	}
+	maps.DeleteFunc(in.budgets, func(key string, _ *budget) bool { return strings.HasPrefix(key, sandbox+"/") })
 	delete(in.boxes, sandbox)
 }
 

@@ -229,7 +229,7 @@ func (n noisy) Read(p []byte) (int, error) {
 }
 
 func (x *flow) modelFailed(w http.ResponseWriter, r *http.Request, rt *route, err error) int {
-	var refused *egress.Refusal
+	var refused *egress.RefusedError
 	reason := "the provider " + rt.base.Host + " did not answer"
 	if errors.As(err, &refused) {
 		reason = refused.Verdict.Reason
