@@ -42,6 +42,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 		server.LocalDomain+" with the port of the first address that is local)")
 	fl.StringArrayVar(&f.cfg.Nameservers, "dns", nil, "name server `ADDRESS[:PORT]` that looks up names for sandboxes (repeatable; default those of this host)")
 	fl.StringVar(&f.cfg.NetworkSets, "net-sets", server.DefaultNetworkSets, "directory of named sets of network rules, NAME.rules")
+	fl.StringArrayVar(&f.cfg.ExtraCAs, "extra-ca", nil, "`FILE` with authorities that servers may be signed by, beside those that this host trusts (repeatable)")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
@@ -69,7 +70,11 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 		}
 	}
 	// Relative to where the person stands; the server stands elsewhere.
-	for _, p := range []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets} {
+	paths := []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets}
+	for i := range cfg.ExtraCAs {
+		paths = append(paths, &cfg.ExtraCAs[i])
+	}
+	for _, p := range paths {
 		if *p == "" {
 			continue
 		}

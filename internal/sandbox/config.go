@@ -58,6 +58,9 @@ type Config struct {
 	// named set; nil: there are none.
 	Gateway    Gateway
 	NetworkSet func(name string) ([]string, error)
+	// Grants says what a sandbox with a network gets beside it; nil: nothing. It must not wait for the
+	// sandbox, which is starting.
+	Grants func(ctx context.Context, s Sandbox) Granted
 	// HostPaths are directories of the server itself (data, keys, run): no workspace may lie in one, or
 	// hold one.
 	HostPaths []string

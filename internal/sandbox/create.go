@@ -195,6 +195,7 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	backend := m.cfg.Backends[s.Isolation]
 	spec := isolation.Spec{ID: b.id, Profile: s.Profile, Root: plan, Limits: s.Limits, AllowMissing: s.AllowMissing}
 	networkOf(s.Network, &spec)
+	env := m.granted(ctx, b, s, &spec)
 	inst, err := backend.Start(ctx, spec)
 	if err != nil {
 		return err
@@ -210,7 +211,7 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	}
 	place := seatOf(inst)
 	client := guestwire.NewClient(place.Dial)
-	if err := m.claim(ctx, client, b, s.Env, plan); err != nil {
+	if err := m.claim(ctx, client, b, env, plan); err != nil {
 		return err
 	}
 	step("claim")

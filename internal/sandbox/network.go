@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -110,6 +111,31 @@ func (m *Manager) expand(n *Network) ([]rules.Rule, error) {
 func (m *Manager) policyOf(n *Network) (egress.Policy, error) {
 	list, err := m.expand(n)
 	return egress.Policy{Rules: list, Limits: n.Limits}, err
+}
+
+// Granted is what a sandbox with a network gets beside it.
+type Granted struct {
+	// Env is beneath what the spec says.
+	Env map[string]string
+	// Files are shown read-only, by their paths inside.
+	Files map[string][]byte
+}
+
+// granted asks what a starting sandbox gets, adds its files to the instance's spec, and returns its environment.
+func (m *Manager) granted(ctx context.Context, b *box, s Spec, spec *isolation.Spec) map[string]string {
+	if s.Network == nil || m.cfg.Grants == nil {
+		return s.Env
+	}
+	g := m.cfg.Grants(ctx, b.snapshot())
+	for _, path := range slices.Sorted(maps.Keys(g.Files)) {
+		spec.Files = append(spec.Files, isolation.File{Path: path, Content: g.Files[path]})
+	}
+	env := maps.Clone(g.Env)
+	if env == nil {
+		return s.Env
+	}
+	maps.Copy(env, s.Env)
+	return env
 }
 
 // networkOf adds a device, and what a program needs to use it, to an instance's spec.

@@ -70,8 +70,19 @@ func (m *Manager) Update(ctx context.Context, p Principal, ref string, u Update)
 	saved := m.saveLocked(b, event(journal.SandboxUpdated, p.ID, u.facts()))
 	s := b.snapshotLocked()
 	b.mu.Unlock()
-	_, err = saved.Wait()
+	if _, err = saved.Wait(); err == nil && u.Labels != nil && s.Spec.Network != nil && m.cfg.Gateway != nil {
+		err = m.relabeled(ctx, s)
+	}
 	return s, err
+}
+
+// relabeled tells the gateway of new labels, by which secrets are bound.
+func (m *Manager) relabeled(ctx context.Context, s Sandbox) error {
+	policy, err := m.policyOf(s.Spec.Network)
+	if err != nil {
+		return err
+	}
+	return m.cfg.Gateway.Configure(ctx, s.ID, policy)
 }
 
 func (u Update) check() error {

@@ -50,6 +50,9 @@ type Config struct {
 	// Domain is the name below which PORT-SANDBOX.DOMAIN leads here, perhaps with a port; "": LocalDomain
 	// with the port of the first address that this machine itself reaches; NoDomain: none.
 	Domain string
+	// ExtraCAs are files with authorities, in PEM, that servers may be signed by beside those that the host
+	// trusts: companies with a proxy that looks into TLS have one.
+	ExtraCAs []string
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
 	MaxSandboxes, MaxPerKey int
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/control"
 	"casemate.dev/internal/egress/gateway"
+	"casemate.dev/internal/egress/inspect"
 	"casemate.dev/internal/egress/registries"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/namespace"
@@ -18,7 +20,7 @@ import (
 const GatewayVerb = control.Verb
 
 // RunGateway is the gateway process, which a server starts.
-func RunGateway(args []string) error { return gateway.Main(args, nil) }
+func RunGateway(args []string) error { return gateway.Main(args, inspect.New()) }
 
 // openGateway makes the handle on the gateway. The process itself is started with the first sandbox that
 // has a network.
@@ -26,7 +28,9 @@ func (s *Server) openGateway(b *namespace.Backend) {
 	s.gateway = control.New(control.Config{
 		RunDir: s.cfg.RunDir, Program: s.cfg.GatewayProgram, UID: b.ReserveID, KeepUID: b.KeepID,
 		Nameservers: s.cfg.Nameservers, Log: s.log,
-		Events: func(list []egress.Event) error { return s.manager.RecordNetwork(list) },
+		Shared:  func(context.Context) (egress.Private, error) { return s.trust.shared, nil },
+		Private: s.private,
+		Events:  s.sawNetwork,
 	})
 	s.undo.Add(s.gateway.Close)
 }

@@ -1,13 +1,40 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync"
+	"time"
 
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/inspect"
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/policy"
+	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
+	"casemate.dev/internal/store"
+)
+
+// The files in the keys directory that hold the authority of what sandboxes are shown for TLS. It is
+// another than the one by which clients know the server.
+const (
+	gatewayKeyFile  = "gateway-ca.key"
+	gatewayCertFile = "gateway-ca.pem"
+)
+
+// Where sandboxes with a network find certificates. The bundle takes the place of the one that Debian's
+// programs read, so that those without a variable for it trust the gateway, too.
+const (
+	insideCA     = "/etc/casemate/ca.pem"
+	insideBundle = "/etc/ssl/certs/ca-certificates.crt"
 )
 
 // openVault opens the secrets, with the master key of the keys directory, and keeps those with an
@@ -22,12 +49,209 @@ func (s *Server) openVault(ctx context.Context, events journal.Recorder) error {
 		return fmt.Errorf("open secrets: %w", err)
 	}
 	s.undo.Add(s.vault.Close)
-	refreshing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	s.background(ctx, s.vault.Run)
+	return s.openTrust()
+}
+
+// background runs f until Close.
+func (s *Server) background(ctx context.Context, f func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	wg.Go(func() { s.vault.Run(refreshing) })
+	wg.Go(func() { f(ctx) })
 	s.undo.Add(func() {
 		cancel()
 		wg.Wait()
 	})
-	return nil
+}
+
+// trust is what the gateway, and the sandboxes behind it, know servers by.
+type trust struct {
+	shared egress.Private
+	// files are what sandboxes see, by path.
+	files map[string][]byte
+}
+
+// openTrust reads or makes the gateway's authority, and gathers those of servers.
+func (s *Server) openTrust() error {
+	cert, key, err := s.gatewayAuthority()
+	if err != nil {
+		return err
+	}
+	roots, err := s.roots()
+	if err != nil {
+		return err
+	}
+	s.trust.files = map[string][]byte{insideCA: cert, insideBundle: append(bytes.Clone(roots), cert...)}
+	s.trust.shared, err = inspect.Shared{CertPEM: cert, KeyPEM: key, RootsPEM: roots}.Private()
+	return err
+}
+
+// gatewayAuthority reads the authority of what sandboxes are shown, or makes it.
+func (s *Server) gatewayAuthority() (cert, key []byte, err error) {
+	certPath, keyPath := filepath.Join(s.cfg.KeysDir, gatewayCertFile), filepath.Join(s.cfg.KeysDir, gatewayKeyFile)
+	cert, err = os.ReadFile(certPath)
+	if err == nil {
+		key, err = os.ReadFile(keyPath)
+	}
+	if err == nil && lasts(cert, time.Now().AddDate(1, 0, 0)) {
+		return cert, key, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("read the gateway's authority: %w", err)
+	}
+	if cert, key, err = inspect.NewAuthority(s.id, time.Now()); err != nil {
+		return nil, nil, err
+	}
+	// The key first: a certificate without its key would be taken for good.
+	err = policy.WriteSecret(keyPath, string(bytes.TrimSpace(key)))
+	if err == nil {
+		err = policy.WriteSecret(certPath, string(bytes.TrimSpace(cert)))
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("write the gateway's authority: %w", err)
+	}
+	return cert, key, nil
+}
+
+// lasts reports whether a certificate is valid until then.
+func lasts(text []byte, then time.Time) bool {
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return false
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	return err == nil && c.NotAfter.After(then)
+}
+
+// hostBundles are where distributions keep the authorities that a host trusts.
+func hostBundles() []string {
+	return []string{
+		"/etc/ssl/certs/ca-certificates.crt",                // Debian, Alpine, Arch
+		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // Fedora, RHEL
+		"/etc/ssl/ca-bundle.pem",                            // openSUSE
+		"/etc/pki/tls/certs/ca-bundle.crt",
+	}
+}
+
+// roots returns the authorities by which servers are verified: the host's, and those of the setting.
+func (s *Server) roots() ([]byte, error) {
+	var roots []byte
+	for _, path := range hostBundles() {
+		if text, err := os.ReadFile(path); err == nil {
+			roots = append(bytes.TrimSpace(text), '\n')
+			break
+		}
+	}
+	if roots == nil {
+		s.log.Warn("this host has no certificates of authorities: the gateway trusts only those of --extra-ca")
+	}
+	for _, path := range s.cfg.ExtraCAs {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, errs.Wrap(err, errs.InvalidArgument, "cannot read the authorities in %s", path)
+		}
+		if !x509.NewCertPool().AppendCertsFromPEM(text) {
+			return nil, errs.New(errs.InvalidArgument, "%s holds no certificates in PEM", path)
+		}
+		roots = append(append(roots, bytes.TrimSpace(text)...), '\n')
+	}
+	return roots, nil
+}
+
+// subject is a sandbox as the vault sees it.
+func (s *Server) subject(ctx context.Context, sb sandbox.Sandbox) secret.Subject {
+	return policy.SecretSubject(sb, func(id string) (sandbox.Sandbox, error) { return s.manager.Get(ctx, policy.Local(), id) })
+}
+
+// grants says what a sandbox with a network gets beside it: placeholders, the way to models, certificates.
+func (s *Server) grants(ctx context.Context, sb sandbox.Sandbox) sandbox.Granted {
+	sub := s.subject(ctx, sb)
+	env := secret.EnvOf(s.vault.Grants(ctx, sub))
+	for k, v := range secret.RouteEnv(s.vault.RouteGrants(ctx, sub)) {
+		env[k] = v
+	}
+	for _, name := range []string{
+		"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO",
+		"CODEX_CA_CERTIFICATE",
+	} {
+		env[name] = insideBundle
+	}
+	env["NODE_EXTRA_CA_CERTS"], env["DENO_TLS_CA_STORE"] = insideCA, "system"
+	return sandbox.Granted{Env: env, Files: s.trust.files}
+}
+
+// private gathers what the gateway must know of one sandbox.
+func (s *Server) private(ctx context.Context, id string) (egress.Private, error) {
+	sb, err := s.manager.Get(ctx, policy.Local(), id)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.db.Flush(); err != nil { // what was used is queued, and must count
+		return nil, err
+	}
+	used, err := s.db.ModelUsages(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("read what was used: %w", err)
+	}
+	sub := s.subject(ctx, sb)
+	var routes []inspect.RoutePart
+	for _, r := range s.vault.RouteGrants(ctx, sub) {
+		u := used[r.Provider]
+		routes = append(routes, inspect.RoutePart{
+			RouteGrant: r, Expires: r.ExpiresAt(sb.CreatedAt),
+			Spent: inspect.Spent{Requests: u.Requests, TokensIn: u.TokensIn, TokensOut: u.TokensOut},
+		})
+	}
+	return inspect.Part(s.vault.Grants(ctx, sub), routes)
+}
+
+// sawNetwork takes what the gateway saw: use is noted, and everything recorded.
+func (s *Server) sawNetwork(list []egress.Event) error {
+	for _, e := range list {
+		if e.Secret != "" && (e.Type == egress.EventSecret || e.Type == egress.EventModel) {
+			s.vault.Used(e.Secret, e.Time)
+		}
+		if e.Type == egress.EventModel {
+			s.db.Queue(store.Change{Writes: []store.Write{store.AddModelUsage(store.ModelUsage{
+				Sandbox: e.Sandbox, Provider: e.Provider, Requests: 1, TokensIn: e.TokensIn, TokensOut: e.TokensOut,
+			})}})
+		}
+	}
+	s.db.Kick()
+	return s.manager.RecordNetwork(list)
+}
+
+// pushSecrets tells the gateway of every change, until ctx ends.
+func (s *Server) pushSecrets(ctx context.Context) {
+	for {
+		changed := s.vault.Changed()
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+		if err := s.pushOnce(ctx); err != nil && ctx.Err() == nil {
+			s.log.Error("cannot tell the gateway of changed secrets; it has the old ones until the next change", "error", err)
+		}
+	}
+}
+
+func (s *Server) pushOnce(ctx context.Context) error {
+	q := sandbox.Query{PageSize: 1000}
+	var all []error
+	for {
+		page, next, err := s.manager.List(ctx, policy.Local(), q)
+		if err != nil {
+			return errors.Join(append(all, err)...)
+		}
+		for _, sb := range page {
+			if sb.Spec.Network != nil {
+				all = append(all, s.gateway.Refresh(ctx, sb.ID))
+			}
+		}
+		if next == "" {
+			return errors.Join(all...)
+		}
+		q.PageToken = next
+	}
 }

@@ -43,6 +43,7 @@ type Server struct {
 
 	db        *store.DB
 	vault     *secret.Vault
+	trust     trust
 	backends  map[string]isolation.Backend
 	gateway   *control.Gateway // nil where backends were injected
 	manager   *sandbox.Manager
@@ -109,7 +110,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet,
 	}
 	if s.gateway != nil {
-		domain.Gateway = s.gateway
+		domain.Gateway, domain.Grants = s.gateway, s.grants
 	}
 	s.manager, err = sandbox.New(domain)
 	if err != nil {
@@ -118,6 +119,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	s.undo.Add(s.closeManager)
 	if s.recovered, err = s.manager.Recover(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
+	}
+	if s.gateway != nil {
+		s.background(ctx, s.pushSecrets)
 	}
 	// 8. Keys: the first one is made before the first request could need it.
 	keys := policy.NewKeys(s.db, nil)
@@ -136,7 +140,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	// 10. The interfaces.
 	s.api, err = api.New(api.Config{
-		Manager: s.manager, Keys: keys, Secrets: s.vault, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
+		Manager: s.manager, Keys: keys, Secrets: s.vault, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
 		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build,
 	})
 	if err != nil {

@@ -289,16 +289,19 @@ func replaceParameter(query, name, old, new string) (string, bool) {
 	return strings.Join(parts, "&"), found
 }
 
-// strays returns the credentials whose placeholder stands in the request's head: what place has left.
-func (b *box) strays(r *http.Request) map[*credential]string {
-	var out map[*credential]string
+// stray is a placeholder where its secret is not bound.
+type stray struct {
+	of    *credential
+	where string
+}
+
+// strays returns the placeholders that stand in the request's head: what place has left.
+func (b *box) strays(r *http.Request) []stray {
+	var out []stray
 	note := func(where, text string) {
 		for _, c := range b.creds {
-			if c.Placeholder != "" && strings.Contains(text, c.Placeholder) {
-				if out == nil {
-					out = make(map[*credential]string)
-				}
-				out[c] = where
+			if s := (stray{c, where}); c.Placeholder != "" && strings.Contains(text, c.Placeholder) && !slices.Contains(out, s) {
+				out = append(out, s)
 			}
 		}
 	}

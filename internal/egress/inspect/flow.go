@@ -151,6 +151,11 @@ func (x *flow) admit(w http.ResponseWriter, r *http.Request) bool {
 		fail(w, http.StatusBadRequest, rules.BadName, err.Error())
 		return false
 	}
+	if r.URL.Host != "" || r.URL.Scheme != "" || r.URL.User != nil || !strings.HasPrefix(r.URL.Path, "/") && r.URL.Path != "*" {
+		// HTTP/2 can carry a whole URL in the place of a path, too.
+		fail(w, http.StatusBadRequest, rules.NameMismatch, "the request's target is no path")
+		return false
+	}
 	v := x.f.Judge(rules.HTTP{Host: name, Port: port, Method: r.Method, Path: r.URL.EscapedPath(), Upgrade: upgrades(r) != ""})
 	switch {
 	case !v.Allow && v.Code == rules.NameMismatch:
@@ -266,8 +271,8 @@ func upgrades(r *http.Request) string {
 // noteStrays records placeholders that stand where their secret is not bound, and watches the body for
 // more. Nothing of the request is changed.
 func (x *flow) noteStrays(b *box, out *http.Request) {
-	for c, where := range b.strays(out) {
-		x.misplaced(c, where)
+	for _, s := range b.strays(out) {
+		x.misplaced(s.of, s.where)
 	}
 	if out.Body == nil || len(b.misplaced.forms) == 0 {
 		return

@@ -1,0 +1,312 @@
+package keys
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"casemate.dev/client"
+	"casemate.dev/internal/testenv"
+)
+
+// TestKeys is one server for all attacks: starting it costs more than they do.
+func TestKeys(t *testing.T) {
+	s := start(t)
+	s.secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "TOOL_KEY"})
+	box := s.box("allow "+api, "allow "+api+":80", "allow "+other)
+	if out := s.sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/first`); out != "ok" {
+		t.Fatalf("the bound host answers %q", out)
+	}
+	if got := s.api.last(t).header.Get("Authorization"); got != "Bearer "+canary(1) {
+		t.Fatalf("the bound host got %q: the rest proves nothing", got)
+	}
+	for _, c := range []struct {
+		name string
+		test func(t *testing.T, s *stage, box string)
+	}{
+		{"nothing inside", nothingInside},
+		{"echoes", echoes},
+		{"redirect", redirect},
+		{"another name in the request", anotherName},
+		{"another address for the name", anotherAddress},
+		{"userinfo", userinfo},
+		{"other places", otherPlaces},
+		{"clients", clients},
+		{"other sandboxes", otherSandboxes},
+		{"rotation", rotation},
+		{"model route", modelRoute},
+		{"nothing outside", nothingOutside},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			sub := *s
+			sub.t = t
+			c.test(t, &sub, box)
+		})
+	}
+}
+
+// leaks reports whether a text holds a value, whole or its Base64.
+func leaks(text string) bool {
+	for _, form := range []string{"canary1-wX7", "canary2-wX7", "canary3-wX7", "Y2FuYXJ5MS", "bmFyeTEtd1g3", "63616e61727931"} {
+		if strings.Contains(text, form) {
+			return true
+		}
+	}
+	return false
+}
+
+func nothingInside(t *testing.T, s *stage, box string) {
+	out := s.sh(box, `env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n'; cat /proc/self/mountinfo; set;
+		grep -rIl canary / --exclude-dir=proc --exclude-dir=sys --exclude-dir=usr 2>/dev/null | head`)
+	if leaks(out) || !strings.Contains(out, "TOOL_KEY=csm-placeholder-") {
+		t.Errorf("inside one sees %s", out)
+	}
+	// The twin: the same search finds what is there.
+	if out := s.sh(box, `export HERE=`+canary(9)+`; sh -c 'cat /proc/$$/environ' | tr '\0' '\n'`); !strings.Contains(out, canary(9)) {
+		t.Errorf("the search sees nothing in %s", out)
+	}
+}
+
+func echoes(t *testing.T, s *stage, box string) {
+	for _, path := range []string{"/echo", "/error"} {
+		for _, version := range []string{"--http1.1", "--http2"} {
+			out := s.sh(box, `curl -sS -m 20 -i `+version+` -H "Authorization: Bearer $TOOL_KEY" https://`+api+path)
+			if leaks(out) || !strings.Contains(out, "***") || s.api.last(t).header.Get("Authorization") != "Bearer "+canary(1) {
+				t.Errorf("%s %s tells %s", path, version, out)
+			}
+		}
+	}
+	// The twin: a host that no secret is bound to may echo what it likes.
+	if out := s.sh(box, `curl -sS -m 20 -H "Authorization: Bearer `+canary(9)+`" https://`+other+`/echo`); !strings.Contains(out, canary(9)) {
+		t.Errorf("the other host's echo is %s", out)
+	}
+}
+
+func redirect(t *testing.T, s *stage, box string) {
+	out := s.sh(box, `curl -sS -m 20 -L --location-trusted -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/away`)
+	if r := s.other.last(t); out != "ok" || r.path != "/landed" || !strings.HasPrefix(r.header.Get("Authorization"), "Bearer csm-placeholder-") || leaks(r.text()) {
+		t.Errorf("%s; the other host got %s", out, r.text())
+	}
+}
+
+// anotherName: the Host header, :authority, SNI and a proxy's request line name another host than the one
+// that was connected to.
+func anotherName(t *testing.T, s *stage, box string) {
+	before := len(s.other.all()) + len(s.api.all())
+	for _, attack := range []string{
+		`-H "Host: ` + other + `" https://` + api + `/`,
+		`--http2 -H "Host: ` + other + `" https://` + api + `/`,
+		`-H "Host: ` + api + `" https://` + other + `:443/ --connect-to ` + other + `:443:` + api + `:443 -k`,
+		`--request-target https://` + other + `/ https://` + api + `/`,
+		`--connect-to ` + api + `:443:` + other + `:443 -k https://` + api + `/`,
+	} {
+		out := s.sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $TOOL_KEY" `+attack)
+		if strings.HasPrefix(out, "200") {
+			t.Errorf("%s: %s", attack, out)
+		}
+	}
+	if after := len(s.other.all()) + len(s.api.all()); after != before {
+		t.Errorf("%d of the requests went out", after-before)
+	}
+	if out := s.sh(box, `curl -sS -m 20 -H "Host: `+api+`:443" https://`+api+`/`); out != "ok" { // the twin
+		t.Errorf("the right name: %s", out)
+	}
+}
+
+// anotherAddress: the sandbox says itself where the name leads.
+func anotherAddress(t *testing.T, s *stage, box string) {
+	before := len(s.other.all())
+	out := s.sh(box, `curl -sS -m 20 -k --resolve `+api+`:443:93.184.215.99 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/`)
+	if out == "ok" || len(s.other.all()) != before {
+		t.Errorf("%s; the other host got %v", out, s.other.all()[before:])
+	}
+}
+
+func userinfo(t *testing.T, s *stage, box string) {
+	out := s.sh(box, `curl -sS -m 20 https://$TOOL_KEY:x@`+api+`/user; curl -sS -m 20 https://`+api+`@`+other+`/elsewhere`)
+	for _, r := range append(s.api.all(), s.other.all()...) {
+		if strings.HasPrefix(r.path, "/user") && leaks(r.text()) || r.path == "/elsewhere" && r.host != other {
+			t.Errorf("%s; a host got %s", out, r.text())
+		}
+	}
+}
+
+// otherPlaces: the placeholder where its secret is not bound goes out as it is, and is recorded.
+func otherPlaces(t *testing.T, s *stage, box string) {
+	out := s.sh(box, `curl -sS -m 20 -H "X-Key: $TOOL_KEY" -H "Cookie: a=$TOOL_KEY" --data "$TOOL_KEY" "https://`+api+`/places?k=$TOOL_KEY"
+		curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" http://`+api+`/plain; curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+other+`/there`)
+	if out != "okokok" {
+		t.Errorf("answers: %s", out)
+	}
+	seen := 0
+	for _, r := range append(s.api.all(), s.other.all()...) {
+		if strings.HasPrefix(r.path, "/places") || r.path == "/plain" || r.path == "/there" {
+			seen++
+			if leaks(r.text()) || !strings.Contains(r.text(), "csm-placeholder-") {
+				t.Errorf("a host got %s", r.text())
+			}
+		}
+	}
+	if seen != 3 || !s.recorded(box, "secret.misplaced", "the body") || !s.recorded(box, "secret.misplaced", "the header X-Key") || !s.recorded(box, "secret.used", "tool") {
+		t.Errorf("%d requests; the journal lacks one of the events", seen)
+	}
+}
+
+// recorded reports whether the journal has an event with a text.
+func (s *stage) recorded(box, kind, text string) bool {
+	found := false
+	testenv.Eventually(s.t, patience, kind+" "+text, func() bool {
+		events, err := s.Journal.Events(context.Background(), box, 0, 1000)
+		if err != nil {
+			return false
+		}
+		for _, e := range events {
+			found = found || e.GetType() == kind && strings.Contains(e.String(), text)
+		}
+		return found
+	})
+	return found
+}
+
+// clients: programs with trust stores of their own trust what they are shown, without being told.
+func clients(t *testing.T, s *stage, box string) {
+	for name, script := range map[string]string{
+		"curl":   `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/`,
+		"python": `python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api + `/", headers={"Authorization": "Bearer " + os.environ["TOOL_KEY"]})).read().decode(), end="")'`,
+		"no variables": `env -i PATH=$PATH KEY=$TOOL_KEY python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api +
+			`/", headers={"Authorization": "Bearer " + os.environ["KEY"]})).read().decode(), end="")'`,
+	} {
+		out := s.sh(box, script)
+		if out != "ok" || s.api.last(t).header.Get("Authorization") != "Bearer "+canary(1) {
+			t.Errorf("%s: %s; the host got %s", name, out, s.api.last(t).text())
+		}
+	}
+}
+
+// otherSandboxes: one's placeholder means nothing in another, and a secret that is bound to one is not there.
+func otherSandboxes(t *testing.T, s *stage, box string) {
+	own := strings.TrimSpace(s.sh(box, `echo $TOOL_KEY`))
+	second := s.box("allow " + api)
+	if theirs := strings.TrimSpace(s.sh(second, `echo $TOOL_KEY`)); theirs == own || !strings.HasPrefix(theirs, "csm-placeholder-") {
+		t.Errorf("placeholders %s and %s", own, theirs)
+	}
+	s.sh(second, `curl -sS -m 20 -H "Authorization: Bearer `+own+`" https://`+api+`/stolen`)
+	if r := s.api.last(t); r.path != "/stolen" || leaks(r.text()) {
+		t.Errorf("with another's placeholder the host got %s", r.text())
+	}
+	s.sh(second, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/own`)
+	if r := s.api.last(t); r.path != "/own" || !leaks(r.text()) { // the twin
+		t.Errorf("with its own the host got %s", r.text())
+	}
+	s.secret("private", canary(2), &client.SecretBinding{
+		Hosts: []string{api}, Scheme: "header", Header: "X-Private", Env: "PRIVATE", Always: true,
+		For: &client.SandboxSelector{Sandboxes: []string{box}},
+	})
+	s.sh(second, `curl -sS -m 20 https://`+api+`/second`)
+	if r := s.api.last(t); r.path != "/second" || leaks(r.text()) {
+		t.Errorf("another sandbox's secret: %s", r.text())
+	}
+	s.sh(box, `curl -sS -m 20 https://`+api+`/first-again`)
+	if r := s.api.last(t); r.header.Get("X-Private") != canary(2) {
+		t.Errorf("its own: %s", r.text())
+	}
+}
+
+func rotation(t *testing.T, s *stage, box string) {
+	if _, err := s.Secrets.Rotate(t.Context(), "tool", canary(3)); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the new value is used", func() bool {
+		s.sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
+		return s.api.last(t).header.Get("Authorization") == "Bearer "+canary(3)
+	})
+	if _, err := s.Secrets.Delete(t.Context(), "private"); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the removed one is not", func() bool {
+		s.sh(box, `curl -sS -m 20 https://`+api+`/removed`)
+		return s.api.last(t).header.Get("X-Private") == ""
+	})
+}
+
+func modelRoute(t *testing.T, s *stage, _ string) {
+	ctx := t.Context()
+	if _, err := s.Secrets.Set(ctx, &client.SetSecretRequest{Name: "model", Class: "model", Value: canary(2)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Secrets.SetModelRoute(ctx, &client.ModelRoute{
+		Provider: "anthropic", Family: "anthropic", BaseUrl: "https://" + model, Secret: "model", For: &client.SandboxSelector{All: true}, MaxRequests: 2,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	box, second := s.box(), s.box()
+	const ask = `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" -H 'anthropic-version: 2023-06-01' $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`
+	if out := s.sh(box, ask); !strings.Contains(out, `"text":"hi"`) || s.api.last(t).header.Get("X-Api-Key") != canary(2) || s.api.last(t).host != model {
+		t.Fatalf("%s; the provider got %s", out, s.api.last(t).text())
+	}
+	if out := s.sh(box, `env; curl -sS -m 5 https://`+model+`/v1/messages`); leaks(out) || strings.Contains(out, `"hi"`) {
+		t.Errorf("the key or the host is there: %s", out)
+	}
+	token := strings.TrimSpace(s.sh(box, `echo $ANTHROPIC_API_KEY`))
+	before := len(s.api.all())
+	if out := s.sh(second, `ANTHROPIC_API_KEY=`+token+`; `+ask); !strings.Contains(out, "permission_error") || len(s.api.all()) != before {
+		t.Errorf("another sandbox's token: %s", out)
+	}
+	if out := s.sh(second, ask); !strings.Contains(out, `"text":"hi"`) { // the twin
+		t.Errorf("its own token: %s", out)
+	}
+	s.sh(box, ask)
+	if out := s.sh(box, ask); !strings.Contains(out, "permission_error") {
+		t.Errorf("beyond its budget: %s", out)
+	}
+	if !s.recorded(box, "model.used", "tokens_in") {
+		t.Error("the use is not recorded")
+	}
+}
+
+// nothingOutside looks for values in what the server and the gateway leave on the host.
+func nothingOutside(t *testing.T, s *stage, box string) {
+	events, err := s.Journal.Events(t.Context(), box, 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		if leaks(e.String()) {
+			t.Errorf("the journal tells %s", e)
+		}
+	}
+	looked := 0
+	_ = filepath.WalkDir(s.dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return nil //nolint:nilerr // sockets, and what goes meanwhile
+		}
+		if info, err := d.Info(); err != nil || info.Size() > 64<<20 {
+			return nil //nolint:nilerr // the image of layers: nothing inside has the values
+		}
+		raw, err := os.ReadFile(path)
+		if err == nil {
+			looked++
+			if leaks(string(raw)) {
+				t.Errorf("%s holds a value", path)
+			}
+		}
+		return nil
+	})
+	if looked < 8 {
+		t.Errorf("looked at %d files only", looked)
+	}
+	for _, file := range []string{"cmdline", "environ"} {
+		all, _ := filepath.Glob("/proc/[0-9]*/" + file)
+		for _, path := range all {
+			if raw, err := os.ReadFile(path); err == nil && leaks(string(raw)) {
+				t.Errorf("%s holds a value", path)
+			}
+		}
+	}
+}
+
+// patience is how long what happens by itself may take.
+const patience = 20 * time.Second
