@@ -138,6 +138,20 @@ func (m *Manager) granted(ctx context.Context, b *box, s Spec, spec *isolation.S
 	return env
 }
 
+// withoutGranted takes out of an environment what the sandbox was granted: whatever starts from its files gets
+// its own, and a placeholder means nothing in another sandbox.
+func (m *Manager) withoutGranted(ctx context.Context, b *box, env map[string]string) {
+	s := b.snapshot()
+	if s.Spec.Network == nil || m.cfg.Grants == nil {
+		return
+	}
+	for k, v := range m.cfg.Grants(ctx, s).Env {
+		if env[k] == v {
+			delete(env, k)
+		}
+	}
+}
+
 // networkOf adds a device, and what a program needs to use it, to an instance's spec.
 func networkOf(n *Network, s *isolation.Spec) {
 	if n == nil {

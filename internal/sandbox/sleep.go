@@ -162,6 +162,7 @@ func (m *Manager) keepEnv(ctx context.Context, b *box) error {
 	if c.env(env); c.err != nil { // a guest that was taken over says strange things
 		return errs.Wrap(c.err, errs.FailedPrecondition, "sandbox %s's guest tells an environment that can't be", b.id)
 	}
+	m.withoutGranted(ctx, b, env)
 	return m.cfg.Roots.PutEnv(b.id, env)
 }
 
@@ -218,6 +219,8 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 	}
 	shape := isolation.Spec{ID: b.id, Profile: spec.Profile, Root: plan, Limits: spec.Limits, AllowMissing: spec.AllowMissing}
 	networkOf(spec.Network, &shape)
+	spec.Env = env
+	env = m.granted(ctx, b, spec, &shape)
 	inst, err := b.backend.Start(ctx, shape)
 	if berr := back(); berr != nil {
 		m.log.Warn("cannot take back what was lent to a sandbox's disk", "sandbox", b.id, "error", berr)

@@ -40,7 +40,6 @@ type stage struct {
 	api   *site
 	other *site
 	run   *exec.Cmd
-	pids  []int
 }
 
 // site is a web server that keeps what it gets.

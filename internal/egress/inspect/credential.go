@@ -125,11 +125,11 @@ func ambiguous(path string) bool {
 	return strings.HasSuffix(lower, "/.") || strings.HasSuffix(lower, "/..")
 }
 
-// unreadable says that a credential is due and its value could not be read.
-type unreadable struct{ name string }
+// unreadableError says that a credential is due and its value could not be read.
+type unreadableError struct{ name string }
 
 // Error implements error.
-func (e *unreadable) Error() string {
+func (e *unreadableError) Error() string {
 	return fmt.Sprintf("the secret %s is due on this request and can't be read at the moment", e.name)
 }
 
@@ -143,7 +143,7 @@ func (b *box) place(r *http.Request, t egress.Target, tls bool) (used []*credent
 				continue
 			}
 			if len(c.Value) == 0 {
-				return nil, &unreadable{c.Name}
+				return nil, &unreadableError{c.Name}
 			}
 			bd.put(r, c.Placeholder, string(c.Value))
 			put = true

@@ -60,7 +60,7 @@ func bindTo(scheme secret.Scheme, name string) secret.Binding {
 }
 
 // send makes a request and returns the answer's body.
-func send(t *testing.T, c *http.Client, method, url, body string, header ...string) (*http.Response, string) {
+func send(t *testing.T, c *http.Client, method, url, body string, header ...string) (answer, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
@@ -78,7 +78,13 @@ func send(t *testing.T, c *http.Client, method, url, body string, header ...stri
 	if err != nil {
 		t.Fatalf("%s %s: %v", method, url, err)
 	}
-	return resp, string(b)
+	return answer{resp.StatusCode, resp.Header, resp.Trailer}, string(b)
+}
+
+// answer is a response that was read and closed.
+type answer struct {
+	StatusCode      int
+	Header, Trailer http.Header
 }
 
 func basic(user, pass string) string {

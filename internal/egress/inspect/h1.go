@@ -42,7 +42,7 @@ func serveHTTP1(ctx context.Context, conn net.Conn, h handler) error {
 	for {
 		r, err := c.next(ctx)
 		if err != nil {
-			var bad *badRequest
+			var bad *requestError
 			if errors.As(err, &bad) {
 				c.refuse(bad)
 			}
@@ -66,16 +66,16 @@ func (g stallGuard) Write(p []byte) (int, error) {
 	return g.Conn.Write(p)
 }
 
-// badRequest is a request that can't be understood in exactly one way.
-type badRequest struct {
+// requestError is a request that can't be understood in exactly one way.
+type requestError struct {
 	status int
 	reason string
 }
 
 // Error implements error.
-func (e *badRequest) Error() string { return e.reason }
+func (e *requestError) Error() string { return e.reason }
 
-// next reads the head of the next request. What a strict parser does not take is a *badRequest: after
+// next reads the head of the next request. What a strict parser does not take is a *requestError: after
 // it nobody knows where the next request begins.
 func (c *h1) next(ctx context.Context) (*http.Request, error) {
 	_ = c.conn.SetReadDeadline(time.Now().Add(idleTimeout))
@@ -89,14 +89,14 @@ func (c *h1) next(ctx context.Context) (*http.Request, error) {
 	}
 	r, err := http.ReadRequest(c.in) // reads the bytes that were checked, and no others
 	if err != nil {
-		return nil, &badRequest{http.StatusBadRequest, "the request can't be read"}
+		return nil, &requestError{http.StatusBadRequest, "the request can't be read"}
 	}
 	if head.Length < 0 && !r.ProtoAtLeast(1, 1) {
-		return nil, &badRequest{http.StatusBadRequest, "a request of HTTP/1.0 can't be chunked"}
+		return nil, &requestError{http.StatusBadRequest, "a request of HTTP/1.0 can't be chunked"}
 	}
 	if r.Host != head.Host || r.URL.Host != "" || r.ContentLength != head.Length {
 		// The strict parser and the reader disagree: a fault of ours, which must not become a smuggled request.
-		return nil, &badRequest{http.StatusBadRequest, "the request can be understood in two ways"}
+		return nil, &requestError{http.StatusBadRequest, "the request can be understood in two ways"}
 	}
 	_ = c.conn.SetReadDeadline(time.Time{})
 	return r.WithContext(ctx), nil
@@ -129,7 +129,7 @@ func (c *h1) head() (peek.Head, error) {
 			if len(b) > peek.MaxHead {
 				status = http.StatusRequestHeaderFieldsTooLarge
 			}
-			return h, &badRequest{status, perr.Error()}
+			return h, &requestError{status, perr.Error()}
 		case errors.Is(err, io.EOF) && len(b) > 0:
 			return h, io.ErrUnexpectedEOF
 		case err != nil:
@@ -138,7 +138,7 @@ func (c *h1) head() (peek.Head, error) {
 	}
 }
 
-func (c *h1) refuse(b *badRequest) {
+func (c *h1) refuse(b *requestError) {
 	body := "casemate: " + b.reason + "\n"
 	_, _ = fmt.Fprintf(c.out, "HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
 		b.status, http.StatusText(b.status), len(body), body)

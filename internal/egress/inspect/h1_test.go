@@ -309,7 +309,7 @@ func TestEarlyHintsTrailersAndHead(t *testing.T) {
 	c := w.tlsTo(apiHost)
 	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nTE: trailers\r\nTrailer: X-In\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-In: there\r\n\r\n", apiHost)
 	in := bufio.NewReader(c)
-	hints, err := http.ReadResponse(in, nil)
+	hints, err := http.ReadResponse(in, nil) //nolint:bodyclose // it has none
 	if err != nil || hints.StatusCode != http.StatusEarlyHints || hints.Header.Get("Link") != "</a.css>" {
 		t.Fatalf("%+v, %v", hints, err)
 	}
@@ -323,11 +323,11 @@ func TestEarlyHintsTrailersAndHead(t *testing.T) {
 	}
 	_ = resp.Body.Close()
 	fmt.Fprintf(c, "HEAD / HTTP/1.1\r\nHost: %s\r\n\r\nGET /x HTTP/1.1\r\nHost: %s\r\n\r\n", apiHost, apiHost)
-	head, err := http.ReadResponse(in, &http.Request{Method: "HEAD"})
+	head, err := http.ReadResponse(in, &http.Request{Method: "HEAD"}) //nolint:bodyclose // it has none
 	if err != nil || head.ContentLength != 12345 {
 		t.Errorf("%+v, %v", head, err)
 	}
-	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusEarlyHints {
+	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusEarlyHints { //nolint:bodyclose // 103 has none
 		t.Errorf("behind HEAD: %+v, %v", resp, err)
 	}
 }
@@ -366,7 +366,7 @@ func TestWebSocket(t *testing.T) {
 	c := w.tlsTo(apiHost)
 	fmt.Fprintf(c, "GET /ws HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nAuthorization: Bearer %s\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n", apiHost, placeholder(1))
 	in := bufio.NewReader(c)
-	resp, err := http.ReadResponse(in, nil)
+	resp, err := http.ReadResponse(in, nil) //nolint:bodyclose // the connection is another protocol's now
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatalf("%+v, %v", resp, err)
 	}
