@@ -22,8 +22,8 @@ import (
 	"casemate.dev/internal/testenv"
 )
 
-// roots plans nothing: the fake backend's files are its own.
-type roots struct{}
+// roots plans nothing: the fake backend's files are its own. Commits are no matter here.
+type roots struct{ sandbox.Roots }
 
 // Plan implements sandbox.Roots.
 func (roots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
