@@ -17,13 +17,14 @@ import (
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/mcp"
 	"casemate.dev/internal/rootfs"
+	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/server"
 	"casemate.dev/internal/testenv"
 )
 
-// roots plans nothing: the fake backend's files are its own. Commits are no matter here.
-type roots struct{ sandbox.Roots }
+// roots plans nothing: the fake backend's files are its own.
+type roots struct{ *fakelayers.Layers }
 
 // Plan implements sandbox.Roots.
 func (roots) Plan(context.Context, rootfs.Request) (rootfs.Plan, error) {
@@ -63,7 +64,8 @@ func newHarness(t *testing.T) *harness {
 	s, err := server.New(t.Context(), server.Config{
 		DataDir: filepath.Join(dir, "d"), RunDir: filepath.Join(dir, "r"), KeysDir: filepath.Join(dir, "k"),
 		Listen: []string{"127.0.0.1:0"}, Defaults: sandbox.Defaults{Isolation: "fake"}, StopSandboxes: true,
-		Backends: map[string]isolation.Backend{"fake": fake.New(fake.Config{Host: host})}, Roots: roots{},
+		Backends: map[string]isolation.Backend{"fake": fake.New(fake.Config{Host: host})},
+		Roots:    roots{fakelayers.NewLayers()},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ const givenBox = `Tools that take "sandbox" use the sandbox that was set up for 
 `
 
 const rules = `- run_command runs a shell command line to its end. Files and installed packages stay; the shell's variables and directory do not: pass cwd and env.
+- run_code runs Python, JavaScript, TypeScript or bash in an interpreter whose variables last between calls: for calculations, data and charts.
 - start_process is for servers, watchers and anything that takes longer than a minute; then read_output (from next_offset, with wait_seconds) and send_input.
 - Long output is cut in the middle, never silently: the result says which bytes were left out, and read_output returns them.
 - Relative paths start at the user's home directory.

@@ -71,6 +71,7 @@ func New(cfg Config) *Server {
 	s.addSandboxTools()
 	s.addCommandTools()
 	s.addProcessTools()
+	s.addCodeTools()
 	s.addFileTools()
 	return s
 }
