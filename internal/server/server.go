@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"casemate.dev/docs"
 	"casemate.dev/internal/api"
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/clock"
@@ -268,13 +269,15 @@ func (s *Server) openDirs() error {
 }
 
 // ServeHTTP implements http.Handler: E2B's requests are told by what they name, those for the Model
-// Context Protocol by their path, and the rest are the native API's.
+// Context Protocol and for pages by their path, and the rest are the native API's.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case s.e2b.Claims(r):
 		s.e2b.ServeHTTP(w, r)
 	case r.URL.Path == mcpPath:
 		s.mcpHandler.ServeHTTP(w, r)
+	case docs.Serves(r.URL.Path):
+		docs.Handle(w, r)
 	default:
 		s.api.ServeHTTP(w, r)
 	}
