@@ -37,18 +37,45 @@ quoted() {
 
 # answer waits for the shell's next line, and leaves it in $status and $dir; false when the shell ended.
 answer() {
-	local place
-	if IFS=' ' read -r -u "$answers" status place; then
-		eval "dir=$place" # the shell's own quoting
-		return 0
-	fi
+	local place code
+	while :; do
+		IFS=' ' read -r -t 0.5 -u "$answers" status place
+		code=$?
+		if ((code == 0)); then
+			eval "dir=$place" # the shell's own quoting
+			return 0
+		fi
+		((code > 128)) || break
+		again
+	done
 	wait "$shell" 2>/dev/null
 	status=$?
 	exec {answers}<&- {commands}>&-
 	return 1
 }
 
-trap 'interrupted=1; [[ $running ]] && kill -INT -- "-$shell" 2>/dev/null' INT
+# again repeats an interrupt whose run goes on a second later: a command that was just being started, and
+# no program yet, does not notice one. It may even outlive the run, and the shell waits for it before it
+# reads on; so the next run looks for such a one too. Commands in the background ignore the signal.
+again() {
+	((repeats > 0)) || return
+	((repeats--))
+	if [[ $interrupted ]]; then
+		kill -INT -- "-$shell"
+	else
+		local children=''
+		read -r children </proc/"$shell"/task/"$shell"/children # it ends without a newline
+		[[ $children ]] && kill -INT $children
+	fi
+} 2>/dev/null
+
+on_interrupt() {
+	[[ $running ]] || return
+	interrupted=1 repeats=3
+	kill -INT -- "-$shell" 2>/dev/null
+}
+repeats=0
+trap on_interrupt INT
 
 start_shell
 LC_ALL=C # bytes from here on; the shell has its own
