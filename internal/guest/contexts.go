@@ -2,6 +2,8 @@ package guest
 
 import (
 	"os"
+	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -82,33 +84,42 @@ func (l launcher) Launch(r *guestwire.CreateContext, at contexts.Place, ended fu
 // driverFiles makes what a driver finds open: nothing to read, two pipes, its control socket and its
 // source. It returns our ends, and theirs to close once the driver runs.
 func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *cleanup.Stack) (*contexts.Driver, []*os.File, error) {
-	d := &contexts.Driver{}
-	var theirs []*os.File
-	undo.Add(func() { closeFiles(theirs) })
+	d, theirs, err := driverEnds(undo)
+	if err != nil {
+		return nil, nil, err
+	}
+	source, err := sourceFile(r.Driver, attr.UID)
+	if err != nil {
+		return nil, nil, err
+	}
+	undo.Add(func() { _ = source.Close() })
+	attr.Files = []uintptr{uintptr(g.null), theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), source.Fd()}
+	return d, append(theirs, source), nil
+}
+
+// driverEnds makes a driver's streams: our ends, and in theirs the driver's output, errors and control.
+func driverEnds(undo *cleanup.Stack) (d *contexts.Driver, theirs []*os.File, err error) {
+	d = &contexts.Driver{}
 	for _, ours := range []**os.File{&d.Output, &d.Errors} {
 		rd, wr, err := pipe()
 		if err != nil {
 			return nil, nil, err
 		}
 		from := source{fd: rd}
-		file := from.take()
-		undo.Add(func() { _ = file.Close() })
-		*ours, theirs = file, append(theirs, os.NewFile(uintptr(wr), "pipe"))
+		file, end := from.take(), os.NewFile(uintptr(wr), "pipe")
+		undo.Add(func() { closeFiles([]*os.File{file, end}) })
+		*ours, theirs = file, append(theirs, end)
 	}
-	var control *os.File
-	var err error
-	if d.Control, control, err = socketPair(); err != nil {
+	conn, control, err := socketPair()
+	if err != nil {
 		return nil, nil, errs.Wrap(err, errs.ResourceExhausted, "no socket to be had: %v", err)
 	}
-	undo.Add(func() { _ = d.Control.Close() })
-	theirs = append(theirs, control)
-	source, err := sourceFile(r.Driver, attr.UID)
-	if err != nil {
-		return nil, nil, err
-	}
-	theirs = append(theirs, source)
-	attr.Files = []uintptr{uintptr(g.null), theirs[0].Fd(), theirs[1].Fd(), control.Fd(), source.Fd()}
-	return d, theirs, nil
+	undo.Add(func() {
+		_ = conn.Close()
+		_ = control.Close()
+	})
+	d.Control = conn
+	return d, append(theirs, control), nil
 }
 
 // sourceFile returns a memory file with a driver's source, which belongs to its user.
@@ -140,4 +151,58 @@ func driverExit(e exit) contexts.Exit {
 		return contexts.Exit{End: guestwire.EndSignaled, Signal: int(st.Signal())}
 	}
 	return contexts.Exit{End: guestwire.EndLost}
+}
+
+// Ends implements contexts.Launcher.
+func (l launcher) Ends() (*contexts.Driver, []*os.File, error) {
+	undo := cleanup.New()
+	defer undo.Run()
+	d, theirs, err := driverEnds(undo)
+	if err != nil {
+		return nil, nil, err
+	}
+	undo.Release()
+	return d, []*os.File{theirs[2], theirs[0], theirs[1]}, nil
+}
+
+// Enter implements contexts.Launcher. The pid is the zygote's word, so that it is looked at first: its
+// child is what it says it has forked, and stays, if only as a zombie, until the zygote is told to reap.
+func (l launcher) Enter(pid, parent int, at contexts.Place) error {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return err
+	}
+	if stat, ok := parseStat(text); !ok || stat.parent != parent {
+		return errs.New(errs.PermissionDenied, "process %d is no child of the interpreter", pid)
+	}
+	home, ok := at.(*place)
+	if !ok {
+		return errs.New(errs.Internal, "the place is none of this guest's")
+	}
+	switch t := home.tree.(type) {
+	case *descent:
+		t.pid, t.parent = pid, parent
+		return nil
+	case *scopeV1:
+		return writePid(home.scope.Files[slices.Index(home.scope.Layout, "tasks")], pid)
+	case *scopeV2:
+		f, err := t.with(t.dir, func(dir int) (*os.File, error) {
+			fd, err := unix.Openat(dir, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return nil, os.NewSyscallError("openat cgroup.procs", err)
+			}
+			return os.NewFile(uintptr(fd), "cgroup.procs"), nil
+		})
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return writePid(f, pid)
+	}
+	return errs.New(errs.Internal, "the place has ended")
+}
+
+func writePid(f *os.File, pid int) error {
+	_, err := f.WriteString(strconv.Itoa(pid))
+	return err
 }

@@ -74,7 +74,7 @@ func (i *interpreter) try(code string, shape ...func(*guestwire.RunCode)) (*said
 	for _, f := range shape {
 		f(&req)
 	}
-	_, stream, err := i.RunCode(ctx, req, code, nil)
+	_, stream, err := i.RunCode(ctx, req, code)
 	if err != nil {
 		return nil, err
 	}

@@ -15,8 +15,9 @@ const markVariable = "CASEMATE_PROCESS"
 // descent is a tree found in /proc: what descends from the first process by parentage, what is in its
 // session, and what still carries its mark in the environment.
 type descent struct {
-	pid  int // set once the first process runs
-	mark string
+	pid    int // set once the first process runs
+	parent int // of the first process, where that is not the guest
+	mark   string
 }
 
 // maxEnviron bounds how much of a process's environment is searched.
@@ -50,7 +51,7 @@ func (d *descent) members(all []procStat) map[int]bool {
 			lead = true
 			// A zombie that waits for the reaper, or another process that got the number later: that
 			// one has a session of its own and another parent than the guest, or no mark.
-			member[p.pid] = p.parent == os.Getpid()
+			member[p.pid] = p.parent == os.Getpid() || d.parent != 0 && p.parent == d.parent
 		}
 	}
 	for grew := true; grew; {

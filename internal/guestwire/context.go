@@ -13,7 +13,7 @@ const (
 	MethodContextList      Method = "context.list"      // no body → FrameEvent(ContextInfo)…, FrameEnd
 	MethodContextWait      Method = "context.wait"      // WaitContext → ContextInfo once what it waits for is so
 	MethodContextRuns      Method = "context.runs"      // ContextRef → FrameEvent(RunInfo)…, FrameEnd
-	MethodContextRun       Method = "context.run"       // RunCode (+ scope files), FrameData…, FrameEnd → FrameReply(RunInfo), then as context.items
+	MethodContextRun       Method = "context.run"       // RunCode, FrameData…, FrameEnd → FrameReply(RunInfo), then as context.items
 	MethodContextItems     Method = "context.items"     // ItemsRequest → FrameItem/FrameGap…, then FrameEnd with RunInfo
 	MethodContextRunWait   Method = "context.run.wait"  // RunRef → RunInfo once it has ended
 	MethodContextInterrupt Method = "context.interrupt" // RunRef → InterruptReply
@@ -50,8 +50,13 @@ type CreateContext struct {
 	Driver string `json:"driver"`
 	// StartMS is how long the driver may take until it is ready; default 30000.
 	StartMS int64 `json:"start_ms,omitempty"`
-	// Fresh makes the context run nothing itself: each run is a fork of its interpreter.
-	Fresh bool `json:"fresh,omitempty"`
+	// Zygote makes the context run nothing itself: it imports Imports, as far as they are there, and is
+	// forked from then on.
+	Zygote  bool     `json:"zygote,omitempty"`
+	Imports []string `json:"imports,omitempty"`
+	// Fork makes the context a fork of the interpreter of that zygote, for one run; Argv and Driver are
+	// left out. A context that has had its run takes no other.
+	Fork string `json:"fork,omitempty"`
 	// Scope names the roles of the files passed with this call, as isolation.Scope.Layout gives them.
 	Scope []string `json:"scope,omitempty"`
 }
@@ -77,7 +82,8 @@ type ContextInfo struct {
 	PID      int          `json:"pid"` // inside the sandbox
 	State    ContextState `json:"state"`
 	Attached bool         `json:"attached,omitempty"`
-	Fresh    bool         `json:"fresh,omitempty"`
+	Zygote   bool         `json:"zygote,omitempty"`
+	Fork     bool         `json:"fork,omitempty"`
 	// Created and Started are Unix nanoseconds by the guest's clock; Started is the driver's start.
 	Created int64 `json:"created"`
 	Started int64 `json:"started"`
@@ -117,8 +123,6 @@ type RunCode struct {
 	// Buffer bounds what is kept of its items, in bytes; 0 means DefaultRunBuffer.
 	Buffer int64        `json:"buffer,omitempty"`
 	Items  ItemsRequest `json:"items"`
-	// Scope is for a run of a fresh context: the fork's own control group.
-	Scope []string `json:"scope,omitempty"`
 }
 
 // RunEnd says how a run ended.
@@ -392,10 +396,10 @@ func (c *Client) WaitContext(ctx context.Context, r WaitContext) (ContextInfo, e
 
 // RunCode executes code and follows it: it returns when the run has its place, and the stream gives
 // what it says. Closing the stream does not end the run.
-func (c *Client) RunCode(ctx context.Context, r RunCode, code string, files []*os.File) (RunInfo, *ItemStream, error) {
+func (c *Client) RunCode(ctx context.Context, r RunCode, code string) (RunInfo, *ItemStream, error) {
 	env := StartProcess{Env: r.Env}.escaped()
 	r.Env = env.Env
-	x, err := c.begin(ctx, MethodContextRun, r, files)
+	x, err := c.begin(ctx, MethodContextRun, r, nil)
 	if err != nil {
 		return RunInfo{}, nil, err
 	}

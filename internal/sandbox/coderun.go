@@ -148,7 +148,7 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	info, stream, err := c.box.guest.RunCode(rctx, guestwire.RunCode{
 		ID: s.ID, Context: c.id, Env: s.Env, TimeoutMS: s.Timeout.Milliseconds(), GraceMS: s.Grace.Milliseconds(), Buffer: s.Buffer,
 		Items: guestwire.ItemsRequest{Context: c.id, Run: s.ID, Follow: sink != nil, Hold: s.Hold},
-	}, s.Code, nil)
+	}, s.Code)
 	if !late.Stop() && err != nil {
 		err = errs.Wrap(err, errs.DeadlineExceeded, "the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect)
 	}

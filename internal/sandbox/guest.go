@@ -41,7 +41,7 @@ type guest interface {
 	Contexts(ctx context.Context) ([]guestwire.ContextInfo, error)
 	ContextRuns(ctx context.Context, id string) ([]guestwire.RunInfo, error)
 	WaitContext(ctx context.Context, r guestwire.WaitContext) (guestwire.ContextInfo, error)
-	RunCode(ctx context.Context, r guestwire.RunCode, code string, files []*os.File) (guestwire.RunInfo, *guestwire.ItemStream, error)
+	RunCode(ctx context.Context, r guestwire.RunCode, code string) (guestwire.RunInfo, *guestwire.ItemStream, error)
 	Items(ctx context.Context, r guestwire.ItemsRequest) (*guestwire.ItemStream, error)
 	WaitRun(ctx context.Context, r guestwire.RunRef) (guestwire.RunInfo, error)
 	Interrupt(ctx context.Context, r guestwire.RunRef) (guestwire.InterruptReply, error)

@@ -27,6 +27,8 @@ type interpreter struct {
 	failed error         // set before ready is closed
 	// life is held, by a token in it, by what ends or replaces the driver.
 	life chan struct{}
+	// forks is set for a zygote.
+	forks *forks
 
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -43,13 +45,17 @@ type interpreter struct {
 }
 
 func newInterpreter(s *Set, r guestwire.CreateContext) *interpreter {
-	return &interpreter{
+	c := &interpreter{
 		set: s, id: r.ID, req: r, ready: make(chan struct{}), life: make(chan struct{}, 1),
 		runs: make(map[string]*run), changed: make(chan struct{}),
 		info: guestwire.ContextInfo{
-			ID: r.ID, Language: r.Language, Fresh: r.Fresh, State: guestwire.ContextStarting, Created: time.Now().UnixNano(),
+			ID: r.ID, Language: r.Language, Zygote: r.Zygote, Fork: r.Fork != "", State: guestwire.ContextStarting, Created: time.Now().UnixNano(),
 		},
 	}
+	if r.Zygote {
+		c.forks = newForks(c)
+	}
+	return c
 }
 
 func (c *interpreter) snapshot() guestwire.ContextInfo {
@@ -71,7 +77,7 @@ func (c *interpreter) launch() error {
 	c.info.End, c.info.Code, c.info.Signal = "", 0, 0
 	c.driver = d
 	c.mu.Unlock()
-	started, err := c.set.cfg.Launcher.Launch(&c.req, c.place, d.ended)
+	started, err := c.startDriver(d)
 	if err != nil {
 		c.mu.Lock()
 		c.driver = nil
@@ -93,6 +99,9 @@ func (c *interpreter) launch() error {
 	defer late.Stop()
 	select {
 	case <-d.up:
+		if c.forks != nil {
+			return c.forks.prepare(d, late.C)
+		}
 		return nil
 	case <-d.over:
 		return errs.New(errs.FailedPrecondition, "the %s interpreter ended while it started: %s", c.req.Language, c.lastWords(d)).
@@ -102,6 +111,21 @@ func (c *interpreter) launch() error {
 		<-d.over
 		return errs.New(errs.DeadlineExceeded, "the %s interpreter was not ready within %s", c.req.Language, limit)
 	}
+}
+
+// startDriver starts a driver of its own, or forks one.
+func (c *interpreter) startDriver(d *running) (*Driver, error) {
+	if c.req.Fork == "" {
+		return c.set.cfg.Launcher.Launch(&c.req, c.place, d.ended)
+	}
+	z, err := c.set.get(c.req.Fork)
+	if err != nil {
+		return nil, err
+	}
+	if z.forks == nil {
+		return nil, errs.New(errs.FailedPrecondition, "context %s can't be forked", quote(z.id))
+	}
+	return z.forks.fork(c, d)
 }
 
 // lastWords tells how a driver ended and what it printed.
@@ -169,6 +193,10 @@ func (c *interpreter) refusalLocked() error {
 	case c.info.State == guestwire.ContextEnded:
 		return errs.New(errs.FailedPrecondition, "the interpreter of context %s has ended (%s)", quote(c.id),
 			describe(Exit{End: c.info.End, Code: c.info.Code, Signal: c.info.Signal})).WithHint("restart the context")
+	case c.forks != nil:
+		return errs.New(errs.FailedPrecondition, "context %s is there to be forked, and runs nothing itself", quote(c.id))
+	case c.req.Fork != "" && c.info.Runs > 0:
+		return errs.New(errs.FailedPrecondition, "context %s has had its one run", quote(c.id))
 	case len(c.queue) >= guestwire.MaxQueued:
 		return errs.New(errs.ResourceExhausted, "%d runs wait in context %s already", len(c.queue), quote(c.id)).
 			WithHint("use another context, or wait")
@@ -244,8 +272,14 @@ func (c *interpreter) said(d *running, kind guestwire.ItemKind, data []byte) {
 
 // told takes a message of a driver. line is kept.
 func (c *interpreter) told(d *running, m message, line []byte) {
-	if m.Ev == evReady {
+	switch m.Ev {
+	case evReady:
 		c.becameReady(d, m)
+		return
+	case evZygote, evForked, evNotFork, evReaped:
+		if c.forks != nil {
+			c.forks.answered(m)
+		}
 		return
 	}
 	r := c.executing(d)

@@ -17,6 +17,11 @@ const (
 	evResult = "result"
 	evError  = "error"
 	evEnd    = "end"
+	// A zygote says these about its forks.
+	evZygote  = "zygote"
+	evForked  = "forked"
+	evNotFork = "fork_failed"
+	evReaped  = "reaped"
 )
 
 // message is what the guest itself reads of a driver's line.
@@ -27,14 +32,21 @@ type message struct {
 	Count   int64  `json:"count"`
 	Name    string `json:"name"`
 	Value   string `json:"value"`
+	Slot    int    `json:"slot"`
+	PID     int    `json:"pid"`
+	Code    int    `json:"code"`
+	Signal  int    `json:"signal"`
+	Error   string `json:"error"`
 }
 
 // order is what the guest says to a driver.
 type order struct {
-	Op   string            `json:"op"`
-	ID   string            `json:"id"`
-	Code string            `json:"code,omitempty"`
-	Env  map[string]string `json:"env,omitempty"`
+	Op      string            `json:"op"`
+	ID      string            `json:"id,omitempty"`
+	Code    string            `json:"code,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	Slot    int               `json:"slot,omitempty"`
+	Imports []string          `json:"imports,omitempty"`
 }
 
 // line encodes an order.
@@ -94,7 +106,7 @@ func parse(line []byte) (message, error) {
 	if err := json.Unmarshal(line, &m); err != nil {
 		return m, errMalformed
 	}
-	m.Version, m.Name, m.Value = cut(m.Version), cut(m.Name), cut(m.Value)
+	m.Version, m.Name, m.Value, m.Error = cut(m.Version), cut(m.Name), cut(m.Value), cut(m.Error)
 	if m.Count < 0 {
 		m.Count = 0
 	}

@@ -52,6 +52,11 @@ type Launcher interface {
 	NewPlace(layout []string, files []*os.File) (Place, error)
 	// Launch starts a driver. ended is called once when it has ended, and must not block.
 	Launch(r *guestwire.CreateContext, at Place, ended func(Exit)) (*Driver, error)
+	// Ends makes what a fork gets: our ends in a Driver, and the fork's in the order control, output,
+	// errors, which the caller closes.
+	Ends() (*Driver, []*os.File, error)
+	// Enter puts a fork, a process of the sandbox with the parent given, into a place of its own.
+	Enter(pid, parent int, at Place) error
 }
 
 // Config is what New needs.
@@ -133,6 +138,8 @@ func checkCreate(r guestwire.CreateContext) error {
 		return errs.New(errs.InvalidArgument, "the driver has %d bytes, limit %d", len(r.Driver), guestwire.MaxDriver)
 	case r.StartMS < 0:
 		return errs.New(errs.InvalidArgument, "the start's limit is negative")
+	case r.Zygote && r.Fork != "":
+		return errs.New(errs.InvalidArgument, "a zygote is no fork")
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 
@@ -47,13 +48,53 @@ def run(order, space):
               "traceback": "".join(traceback.format_exception(error))})
 
 
-space = {"__name__": "__main__"}
-signal.signal(signal.SIGINT, interrupted)
-send({"ev": "ready", "language": "python", "version": "3"})
-count = 0
-for line in reader:
-    order = json.loads(line)
-    if order["op"] == "run":
-        count += 1
-        run(order, space)
-        send({"ev": "end", "id": order["id"], "count": count})
+def zygote():
+    """Fork on request, each fork with a control socket and two pipes of its own."""
+    control = socket.socket(fileno=3)
+    children, buffer, passed = {}, b"", []
+    send({"ev": "zygote", "pid": os.getpid()})
+    while True:
+        while b"\n" not in buffer:
+            data, more, _, _ = socket.recv_fds(control, 4096, 3)
+            if not data:
+                os._exit(0)
+            buffer, passed = buffer + data, passed + more
+        line, buffer = buffer.split(b"\n", 1)
+        order = json.loads(line)
+        fds, passed = (passed[:3], passed[3:]) if order["op"] == "fork" else ([], passed)
+        if order["op"] == "fork":
+            pid = os.fork()
+            if pid == 0:
+                control.detach()
+                for fd, to in zip(fds, (3, 1, 2)):
+                    os.dup2(fd, to)
+                    os.close(fd)
+                return serve(os.fdopen(os.dup(3), "rb"), once=True)
+            for fd in fds:
+                os.close(fd)
+            children[order["slot"]] = pid
+            send({"ev": "forked", "slot": order["slot"], "pid": pid})
+        elif order["op"] == "reap":
+            pid, status = os.waitpid(children.pop(order["slot"]), 0)
+            how = {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}
+            send({"ev": "reaped", "slot": order["slot"], "pid": pid, **how})
+
+
+def serve(reader, once=False):
+    space = {"__name__": "__main__"}
+    signal.signal(signal.SIGINT, interrupted)
+    send({"ev": "ready", "language": "python", "version": "3"})
+    count = 0
+    for line in reader:
+        order = json.loads(line)
+        if order["op"] == "zygote":
+            return zygote()
+        if order["op"] == "run":
+            count += 1
+            run(order, space)
+            send({"ev": "end", "id": order["id"], "count": count})
+            if once:
+                os._exit(0)
+
+
+serve(reader)

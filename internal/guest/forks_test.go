@@ -1,0 +1,126 @@
+package guest_test
+
+import (
+	"strconv"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+)
+
+// zygote is a context that is there to be forked.
+func (r *runner) zygote() *interpreter {
+	return r.interpreter(func(c *guestwire.CreateContext) { c.Zygote = true })
+}
+
+// fork is a context forked from another.
+func (i *interpreter) fork() *interpreter {
+	i.t.Helper()
+	return i.interpreter(func(c *guestwire.CreateContext) { c.Fork, c.Argv, c.Driver = i.id, nil, "" })
+}
+
+func TestForks(t *testing.T) {
+	z := newRunner(t, setup{}).zygote()
+	a, b := z.fork(), z.fork()
+	pids := map[string]bool{}
+	for _, c := range []*interpreter{a, b} {
+		s := c.run("x = 1\nimport os\nos.getpid()")
+		if s.info.End != guestwire.RunCompleted {
+			t.Fatalf("end %+v, errors %v", s.info, s.errors)
+		}
+		pids[s.text(t)] = true
+	}
+	if len(pids) != 2 {
+		t.Errorf("pids %v", pids)
+	}
+	if s := z.fork().run("x"); s.info.Name != "NameError" {
+		t.Errorf("a fork sees what another one did: %+v", s.info)
+	}
+	if _, err := a.try("1"); errs.KindOf(err) != errs.FailedPrecondition {
+		t.Errorf("a second run: %v", err)
+	}
+	if _, err := z.try("1"); errs.KindOf(err) != errs.FailedPrecondition {
+		t.Errorf("a run in the zygote: %v", err)
+	}
+	for _, c := range []*interpreter{a, b} {
+		if err := c.DeleteContext(t.Context(), c.id); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestForksEnd(t *testing.T) {
+	r := newRunner(t, setup{})
+	z := r.zygote()
+	if s := z.fork().run("import ctypes; ctypes.string_at(0)"); s.info.End != guestwire.RunLost || s.info.Signal != int(unix.SIGSEGV) {
+		t.Errorf("segfault: %+v", s.info)
+	}
+	if s := z.fork().run("import os; os._exit(3)"); s.info.End != guestwire.RunLost || s.info.Driver != guestwire.EndExited || s.info.Code != 3 {
+		t.Errorf("exit: %+v", s.info)
+	}
+	short := func(r *guestwire.RunCode) { r.TimeoutMS, r.GraceMS = 200, 200 }
+	if s := z.fork().run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", short); s.info.End != guestwire.RunTimedOut || s.info.Signal != 9 {
+		t.Errorf("loop: %+v", s.info)
+	}
+	// One that leaves a child behind, which holds the control socket open, has ended all the same.
+	if s := z.fork().run("import os, time\nif os.fork() == 0: time.sleep(100)\nelse: os._exit(4)"); s.info.Driver != guestwire.EndExited || s.info.Code != 4 {
+		t.Errorf("exit with a child left: %+v", s.info)
+	}
+}
+
+func TestForksSideBySide(t *testing.T) {
+	z := newRunner(t, setup{}).zygote()
+	var all sync.WaitGroup
+	for i := range 8 {
+		c := z.fork()
+		id := "run-" + strconv.Itoa(i)
+		all.Go(func() {
+			s, err := c.try("import time; time.sleep(0.3); "+strconv.Itoa(i), func(r *guestwire.RunCode) { r.ID = id })
+			if err != nil || s.text(t) != strconv.Itoa(i) {
+				t.Errorf("run %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestForksWithoutZygote: of a zygote that has ended nothing is forked, and who has a fork of it is told
+// how that ends.
+func TestForksWithoutZygote(t *testing.T) {
+	r := newRunner(t, setup{})
+	z := r.zygote()
+	c := z.fork()
+	infos, err := r.Contexts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res := r.sh("kill -9 " + strconv.Itoa(infos[0].PID)); res.info.Code != 0 {
+		t.Fatalf("kill: %s", res.err)
+	}
+	if _, err := r.WaitContext(t.Context(), guestwire.WaitContext{ID: z.id, Starts: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.CreateContext(t.Context(), guestwire.CreateContext{ID: "late", Fork: z.id}, nil); errs.KindOf(err) != errs.FailedPrecondition {
+		t.Errorf("a fork of what has ended: %v", err)
+	}
+	// Without control groups it has gone with the zygote, of which it descends.
+	if s, err := c.try("1+1"); err != nil && errs.KindOf(err) != errs.FailedPrecondition || err == nil && s.info.End == guestwire.RunNone {
+		t.Errorf("a fork whose zygote has ended: %+v, %v", s, err)
+	}
+}
+
+func BenchmarkFork(b *testing.B) {
+	z := newRunner(b, setup{}).zygote()
+	for b.Loop() {
+		c := z.fork()
+		if c.run("1+1").text(b) != "2" {
+			b.Fatal("no 2")
+		}
+		if err := c.DeleteContext(b.Context(), c.id); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
