@@ -53,6 +53,7 @@ func rows() []row {
 		{"process-1000", "1,000 processes in a row", process1000},
 		{"throughput-8", "process true, 8 clients", throughput},
 		{"context-warm", "1+1 in a warm Python context", contextWarm},
+		{"context-fresh", "1+1 in a fresh Python", contextFresh},
 		{"contexts-8", "1+1 in contexts, 8 clients", contexts8},
 		{"gateway", "a request through the gateway", gatewayRow},
 		{"idle-memory", "memory of an idle sandbox", idleMemory},

@@ -61,6 +61,61 @@ func contextWarm(ctx context.Context, b *bench) (Row, error) {
 	return r, nil
 }
 
+// contextFresh times 1+1 in a fork of a warm interpreter of its own, beside plain fork and exec and a
+// python3 that is started each time, in turns.
+func contextFresh(ctx context.Context, b *bench) (Row, error) {
+	const turns = 5
+	var all, python []time.Duration
+	var floor Stats
+	err := b.withSandbox(ctx, func(id string) error {
+		fresh := func() error {
+			out, err := b.c.Contexts.Execute(ctx, id, &client.CodeSpec{Code: "1+1", Fresh: true})
+			if err == nil && len(out.GetResults()) != 1 {
+				err = fmt.Errorf("1+1 ended as %s", out.GetRun().GetEnd())
+			}
+			return err
+		}
+		started := func() error {
+			res, err := b.c.Processes.Execute(ctx, id, &client.ProcessSpec{Argv: []string{"python3", "-c", "print(1+1)"}}, nil)
+			if err == nil && string(res.GetStdout()) != "2\n" {
+				err = fmt.Errorf("python3 ended as %s", res.GetProcess().GetEnd())
+			}
+			return err
+		}
+		if _, err := repeat(ctx, 5, fresh); err != nil {
+			return err
+		}
+		for range turns {
+			took, err := repeat(ctx, b.rounds(500)/turns, fresh)
+			if err != nil {
+				return err
+			}
+			all = append(all, took...)
+			if took, err = repeat(ctx, max(1, b.rounds(50)/turns), started); err != nil {
+				return err
+			}
+			python = append(python, took...)
+			s, err := b.floor.round(ctx, 1, b.rounds(500))
+			if err != nil {
+				return err
+			}
+			if s.Rate > floor.Rate {
+				floor = s
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return Row{}, err
+	}
+	r := Row{Unit: "ms", Stats: summarize(all), Peers: map[string]Stats{"fork+exec": floor, "python3 -c": summarize(python)}}
+	r.budget("p50 ≤ fork+exec + 2 ms", r.P50, floor.P50+2, floor.P50)
+	r.budget("p99 ≤ fork+exec + 5 ms", r.P99, floor.P99+5, floor.P99)
+	each := r.Peers["python3 -c"].P50
+	r.budget("p50 ≤ python3 -c / 5", r.P50, each/5, each)
+	return r, nil
+}
+
 // contexts8 has eight clients run 1+1 for a while, each in a context of its own.
 func contexts8(ctx context.Context, b *bench) (Row, error) {
 	const clients = 8

@@ -184,6 +184,7 @@ func codeSpecOf(s *v1.CodeSpec) sandbox.CodeSpec {
 	return sandbox.CodeSpec{
 		ID: s.GetId(), Context: s.GetContext(), Language: s.GetLanguage(), Code: s.GetCode(), Env: s.GetEnv(),
 		Timeout: s.GetTimeout().AsDuration(), Grace: s.GetGrace().AsDuration(), Hold: s.GetHold(), Buffer: s.GetBuffer(),
+		Fresh: s.GetFresh(), Imports: s.GetImports(),
 	}
 }
 

@@ -29,6 +29,8 @@ const (
 	MaxItem = 8 << 20
 	// MaxContexts bounds the contexts of a sandbox.
 	MaxContexts = 64
+	// MaxForks bounds those beside them that are forked for one run each.
+	MaxForks = 64
 	// MaxQueued bounds the runs that wait in one context.
 	MaxQueued = 64
 	// DefaultRunBuffer bounds what is kept of one run's items, in bytes.
@@ -356,7 +358,7 @@ func (c *Client) CreateContext(ctx context.Context, r CreateContext, files []*os
 
 // Contexts returns the contexts that the guest knows, oldest first.
 func (c *Client) Contexts(ctx context.Context) ([]ContextInfo, error) {
-	return drained[ContextInfo](ctx, c, MethodContextList, nil, MaxContexts)
+	return drained[ContextInfo](ctx, c, MethodContextList, nil, MaxContexts+MaxForks)
 }
 
 // maxRuns bounds how many runs ContextRuns takes from a guest.

@@ -36,6 +36,11 @@ type CodeContextSpec struct {
 	Env      map[string]string
 	// StartTimeout bounds the start of its interpreter; 0: 30 s.
 	StartTimeout time.Duration
+
+	// What follows is for fresh runs: a warm interpreter with what it imports, or the id of the one to fork.
+	zygote  bool
+	imports []string
+	fork    string
 }
 
 // CodeContext is a language interpreter that keeps its variables between runs, as callers see it.
@@ -82,6 +87,11 @@ type CodeSpec struct {
 	Buffer int64
 	// Hold makes the code wait for its caller rather than drop what it says.
 	Hold bool
+	// Fresh runs the code in a process of its own, forked from an interpreter that is warm and has imported
+	// Imports, as far as they are there. It sees nothing of other runs, and is thrown away; where the
+	// caller leaves before its end, what it said can be read for half a minute more. Context is left out.
+	Fresh   bool
+	Imports []string
 }
 
 // CodeRun is one run, as callers see it.

@@ -340,6 +340,64 @@ func TestCodeLiesOfTheGuest(t *testing.T) {
 	}
 }
 
+func TestFreshRuns(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{})
+	ctx := t.Context()
+	s.code(sb.ID, CodeSpec{Code: "set x 1"})
+	seen := map[string]bool{}
+	for range 10 {
+		r, h := s.code(sb.ID, CodeSpec{Code: "get x\n", Fresh: true, Imports: []string{"json", "os.path"}})
+		if r.End != RunFailed || r.ErrorName != "NameError" || seen[r.ContextID] || len(h.items) != 1 {
+			t.Fatalf("a fresh run saw another: %+v", r)
+		}
+		seen[r.ContextID] = true
+		s.code(sb.ID, CodeSpec{Code: "set x 1", Fresh: true, Imports: []string{"os.path", "json"}})
+	}
+	if all, err := s.ListContexts(ctx, alice, sb.ID); err != nil || len(all) != 1 || all[0].ID != "python" {
+		t.Errorf("contexts %+v, %v", all, err)
+	}
+	eventually(t, "what was forked is thrown away", func() bool {
+		b := s.find(sb.ID)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.codes) <= 2+freshAhead && len(b.fresh) == 1
+	})
+	contexts := 0
+	for _, typ := range s.history(sb.ID) {
+		if typ == journal.ContextCreated {
+			contexts++
+		}
+	}
+	if contexts != 2 { // python, and the warm one
+		t.Errorf("%d contexts are recorded", contexts)
+	}
+	for what, spec := range map[string]CodeSpec{
+		"a context":          {Fresh: true, Context: "python"},
+		"no module":          {Fresh: true, Imports: []string{"os; import x"}},
+		"imports of nothing": {Imports: []string{"os"}},
+	} {
+		_, err := s.RunCode(ctx, alice, sb.ID, spec, "", newHeard())
+		wantKind(t, what, err, errs.InvalidArgument)
+	}
+	_, err := s.RunCode(ctx, alice, sb.ID, CodeSpec{Fresh: true, Code: "1+1"}, "key", newHeard())
+	wantKind(t, "a key", err, errs.InvalidArgument)
+}
+
+func TestFreshRunsSurviveServer(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{})
+	s.code(sb.ID, CodeSpec{Code: "1+1", Fresh: true})
+	s.stop(false)
+	s = s.w.serve()
+	if _, h := s.code(sb.ID, CodeSpec{Code: "1+1", Fresh: true}); h.value() != "2" {
+		t.Errorf("after a restart: %q", h.value())
+	}
+	if all, err := s.ListContexts(t.Context(), alice, sb.ID); err != nil || len(all) != 0 {
+		t.Errorf("contexts %+v, %v", all, err)
+	}
+}
+
 func FuzzItem(f *testing.F) {
 	f.Add(byte(3), []byte(`{"main":true,"data":{"text/plain":"2","chart":{"a":[1]}}}`))
 	f.Add(byte(4), []byte(`{"name":"E","value":"v","traceback":"t"}`))

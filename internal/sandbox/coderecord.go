@@ -16,6 +16,7 @@ type contextFacts struct {
 	Dir      string   `json:"dir,omitempty"`
 	User     string   `json:"user,omitempty"`
 	Env      []string `json:"env,omitempty"` // names
+	Imports  []string `json:"imports,omitempty"`
 	Reason   string   `json:"reason,omitempty"`
 	// End is what the server found out of an interpreter's end.
 	End End `json:"end,omitempty"`
@@ -48,6 +49,7 @@ type runFacts struct {
 	CodeSalt   string   `json:"code_salt"`
 	Env        []string `json:"env,omitempty"` // names
 	TimeoutMS  int64    `json:"timeout_ms,omitempty"`
+	Fresh      bool     `json:"fresh,omitempty"`
 }
 
 // runEndFacts are the server's facts of run.ended; End and Driver are set where it was the server, not

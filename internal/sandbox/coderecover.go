@@ -26,14 +26,29 @@ func (m *Manager) takeUpContexts(ctx context.Context, b *box) error {
 		return err
 	}
 	for _, info := range infos {
-		if contextID(info.ID) {
-			m.takeUpContext(ctx, b, believedContext(info), open)
+		if !contextID(info.ID) {
+			continue
+		}
+		c := m.takeUpContext(ctx, b, believedContext(info), open)
+		if hidden(info) {
+			m.forgetFresh(c)
 		}
 	}
 	return nil
 }
 
-func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.ContextInfo, open map[[2]string]bool) {
+// forgetFresh ends what an earlier server has forked ahead; a run that goes on is waited for.
+func (m *Manager) forgetFresh(c *codeContext) {
+	c.box.mu.Lock()
+	var run string
+	if len(c.order) > 0 {
+		run = c.order[0].id
+	}
+	c.box.mu.Unlock()
+	m.dropForkAfter(c, run, keepFork)
+}
+
+func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.ContextInfo, open map[[2]string]bool) *codeContext {
 	c := &codeContext{id: info.ID, box: b, info: info, started: make(chan struct{}), runs: make(map[string]*codeRun)}
 	close(c.started)
 	if scope, err := b.inst.OpenScope(scopePrefix + c.id); err == nil {
@@ -72,11 +87,14 @@ func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.Cont
 			})
 		}
 	}
-	if info.State != guestwire.ContextEnded {
+	switch {
+	case hidden(info):
+	case info.State != guestwire.ContextEnded:
 		m.background(func() { m.watchContext(c, info.Starts) })
-		return
+	default:
+		m.contextEnded(c, info.Starts, info)
 	}
-	m.contextEnded(c, info.Starts, info)
+	return c
 }
 
 // openRuns returns the runs, by context and id, whose start is recorded and whose end is not.

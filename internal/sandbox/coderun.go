@@ -49,11 +49,17 @@ func (m *Manager) RunCode(ctx context.Context, p Principal, ref string, s CodeSp
 	if err := checkKey(key); err != nil {
 		return CodeRun{}, err
 	}
+	if s.Fresh && key != "" {
+		return CodeRun{}, invalid("a fresh run takes no idempotency key").WithHint("it sees nothing of others and changes no context: run it again")
+	}
 	b, err := m.use(ctx, p, ref)
 	if err != nil {
 		return CodeRun{}, err
 	}
 	defer m.done(b)
+	if s.Fresh {
+		return m.runFresh(ctx, p, b, s, sink)
+	}
 	c, err := m.contextFor(ctx, p, b, s)
 	if err != nil {
 		return CodeRun{}, err
@@ -63,6 +69,22 @@ func (m *Manager) RunCode(ctx context.Context, p Principal, ref string, s CodeSp
 	}
 	s.ID = or(s.ID, id.New(id.Run))
 	return m.runCode(ctx, p, c, s, sink)
+}
+
+// runFresh runs code in a fork of its own.
+func (m *Manager) runFresh(ctx context.Context, p Principal, b *box, s CodeSpec, sink CodeSink) (CodeRun, error) {
+	c, err := m.freshContext(ctx, p, b, s)
+	if err != nil {
+		return CodeRun{}, err
+	}
+	s.ID = or(s.ID, id.New(id.Run))
+	run, err := m.runCode(ctx, p, c, s, sink)
+	if err != nil {
+		m.dropForkAfter(c, s.ID, keepFork)
+	} else {
+		m.dropForkAfter(c, s.ID, 0)
+	}
+	return run, err
 }
 
 func checkCode(s *CodeSpec) error {
@@ -76,6 +98,12 @@ func checkCode(s *CodeSpec) error {
 	c.that(s.Timeout == 0 || s.Timeout >= time.Millisecond, "use 1ms or more", "timeout is %s", s.Timeout)
 	c.that(s.Grace >= 0 && s.Grace <= time.Hour, "", "grace is %s", s.Grace)
 	c.that(s.Buffer >= 0, "", "buffer is %d", s.Buffer)
+	c.that(!s.Fresh || s.Context == "", "leave context out", "a fresh run has no context")
+	c.that(s.Fresh || len(s.Imports) == 0, "set fresh", "imports are for fresh runs")
+	c.that(len(s.Imports) <= maxImports, "", "%d imports, limit %d", len(s.Imports), maxImports)
+	for _, name := range s.Imports {
+		c.that(moduleName(name), "use a module's name, as numpy.linalg", "imports: %s is no module's name", quote(name))
+	}
 	return c.err
 }
 
@@ -595,7 +623,7 @@ func (m *Manager) recordRun(r *codeRun, s CodeSpec, with []store.Write) {
 	hash, salt := saltedHash(s.Code)
 	e := event(journal.RunStarted, r.actor, runFacts{
 		Context: r.c.id, Run: r.id, Language: r.c.snapshot().Language, CodeBytes: int64(len(s.Code)), CodeSHA256: hash, CodeSalt: salt,
-		Env: names(s.Env), TimeoutMS: s.Timeout.Milliseconds(),
+		Env: names(s.Env), TimeoutMS: s.Timeout.Milliseconds(), Fresh: s.Fresh,
 	})
 	e.Sandbox = r.c.box.id
 	if len(with) == 0 {

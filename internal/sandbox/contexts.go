@@ -95,7 +95,7 @@ func (m *Manager) createContext(ctx context.Context, p Principal, b *box, s Code
 		b.mu.Unlock()
 		return other, true, other.await(ctx)
 	}
-	if len(b.codes) >= guestwire.MaxContexts {
+	if len(b.codes) >= guestwire.MaxContexts && s.fork == "" {
 		b.mu.Unlock()
 		return nil, false, errs.New(errs.ResourceExhausted, "the sandbox has its %d contexts already", guestwire.MaxContexts).
 			WithHint("delete one that is not needed")
@@ -148,6 +148,7 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	info, err := b.guest.CreateContext(ctx, guestwire.CreateContext{
 		ID: c.id, Language: d.Language, Argv: d.Argv, Env: s.Env, Dir: s.Dir, User: s.User,
 		Driver: string(d.Source), StartMS: limit.Milliseconds(), Scope: scope.Layout(),
+		Zygote: s.zygote, Imports: s.imports, Fork: s.fork,
 	}, scope.Files())
 	if err != nil {
 		err = cause(ctx, err)
@@ -157,7 +158,7 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 			_ = scope.Kill(kctx)
 			kcancel()
 		}
-		if errs.Is(err, errs.NotFound) && strings.Contains(err.Error(), d.Argv[0]) {
+		if len(d.Argv) > 0 && errs.Is(err, errs.NotFound) && strings.Contains(err.Error(), d.Argv[0]) {
 			err = errs.Wrap(err, errs.NotFound, "the sandbox has no %s, which contexts in %s need", or(d.Needs, d.Argv[0]), d.Language).
 				WithHint("use a template that has it, or install it")
 		}
@@ -167,8 +168,11 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	b.mu.Lock()
 	c.info = info
 	b.mu.Unlock()
+	if s.fork != "" {
+		return nil // its run tells all that there is to it
+	}
 	m.recordContext(c, journal.ContextCreated, c.actor, contextFacts{
-		Context: c.id, Language: d.Language, Dir: s.Dir, User: s.User, Env: names(s.Env),
+		Context: c.id, Language: d.Language, Dir: s.Dir, User: s.User, Env: names(s.Env), Imports: s.imports,
 	}, info)
 	m.background(func() { m.watchContext(c, info.Starts) })
 	return nil
@@ -250,7 +254,7 @@ func (m *Manager) ListContexts(ctx context.Context, p Principal, ref string) ([]
 	defer b.mu.Unlock()
 	all := make([]CodeContext, 0, len(b.codes))
 	for _, c := range b.codes {
-		if c.info.ID != "" {
+		if c.info.ID != "" && !hidden(c.info) {
 			all = append(all, c.snapshotLocked())
 		}
 	}
@@ -354,15 +358,7 @@ func (m *Manager) DeleteContext(ctx context.Context, p Principal, ref, contextID
 
 // drop takes a context out of its box.
 func (c *codeContext) drop() {
-	c.box.mu.Lock()
-	if c.box.codes[c.id] == c {
-		delete(c.box.codes, c.id)
-	}
-	c.gone = true
-	scope := c.scope
-	c.scope = nil
-	c.box.mu.Unlock()
-	if scope != nil {
+	if scope := c.takeOut(); scope != nil {
 		_ = scope.Close() // what is left of it goes with the sandbox
 	}
 }
@@ -414,7 +410,11 @@ func (m *Manager) contextEnded(c *codeContext, starts int64, info guestwire.Cont
 	if c.info.Starts == starts {
 		c.info = info
 	}
+	fork := c.info.Fork
 	b.mu.Unlock()
+	if fork {
+		return info.End // its run's end tells
+	}
 	e := event(journal.ContextEnded, "", contextFacts{Context: c.id, Language: info.Language, Reason: "interpreter_ended", End: info.End}).
 		With(journal.Guest, contextEndFacts{End: info.End, Code: info.Code, Signal: info.Signal})
 	if read {

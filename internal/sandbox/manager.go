@@ -144,7 +144,8 @@ type box struct {
 	procs    map[string]*proc
 	recent   []string // ids of ended ones in procs, oldest first
 	codes    map[string]*codeContext
-	inUse    int // calls that count as activity and have not returned
+	fresh    map[string]*freshPool // by set of imports
+	inUse    int                   // calls that count as activity and have not returned
 	lifetime clock.Timer
 	idle     clock.Timer
 	// up lasts while it is running; down ends it.

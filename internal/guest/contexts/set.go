@@ -150,7 +150,16 @@ func (s *Set) enter(r guestwire.CreateContext) (c *interpreter, fresh bool, err 
 	if c := s.byID[r.ID]; c != nil {
 		return c, false, nil
 	}
-	if len(s.order) >= guestwire.MaxContexts {
+	same := 0
+	for _, c := range s.order {
+		if (c.req.Fork != "") == (r.Fork != "") {
+			same++
+		}
+	}
+	switch {
+	case r.Fork != "" && same >= guestwire.MaxForks:
+		return nil, false, errs.New(errs.ResourceExhausted, "the sandbox has %d fresh runs already", guestwire.MaxForks).WithHint("wait for one to end")
+	case r.Fork == "" && same >= guestwire.MaxContexts:
 		return nil, false, errs.New(errs.ResourceExhausted, "the sandbox has its %d contexts already", guestwire.MaxContexts).
 			WithHint("delete one that is not needed")
 	}

@@ -161,6 +161,9 @@ func (s *interpreters) create(r guestwire.CreateContext) (guestwire.ContextInfo,
 		info.Attached = true
 		return info, nil
 	}
+	if r.Fork != "" && s.byID[r.Fork] == nil {
+		return guestwire.ContextInfo{}, errs.New(errs.NotFound, "no such context: %q", r.Fork)
+	}
 	now, dir := time.Now().UnixNano(), r.Dir
 	if dir == "" {
 		dir = "/home/user"
@@ -169,7 +172,7 @@ func (s *interpreters) create(r guestwire.CreateContext) (guestwire.ContextInfo,
 		all: s, variables: map[string]string{}, runs: map[string]*codeRun{}, changed: make(chan struct{}),
 		info: guestwire.ContextInfo{
 			ID: r.ID, Language: r.Language, Version: "fake", Dir: dir, User: "user", PID: 7,
-			State: guestwire.ContextIdle, Created: now, Started: now, Starts: 1,
+			State: guestwire.ContextIdle, Created: now, Started: now, Starts: 1, Zygote: r.Zygote, Fork: r.Fork != "",
 		},
 	}
 	if s.byID == nil {

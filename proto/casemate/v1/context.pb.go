@@ -321,7 +321,12 @@ type CodeSpec struct {
 	// Make the code wait for a slow reader rather than drop what it says.
 	Hold bool `protobuf:"varint,8,opt,name=hold,proto3" json:"hold,omitempty"`
 	// Bytes kept of what it says; 0: 4 MiB.
-	Buffer        int64 `protobuf:"varint,9,opt,name=buffer,proto3" json:"buffer,omitempty"`
+	Buffer int64 `protobuf:"varint,9,opt,name=buffer,proto3" json:"buffer,omitempty"`
+	// Run it in a process of its own, forked from an interpreter that is warm: it sees nothing of other
+	// runs, and is thrown away. For many small runs; Python only, and without a context.
+	Fresh bool `protobuf:"varint,10,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	// Modules that the warm interpreter has imported, as far as they are there.
+	Imports       []string `protobuf:"bytes,11,rep,name=imports,proto3" json:"imports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -417,6 +422,20 @@ func (x *CodeSpec) GetBuffer() int64 {
 		return x.Buffer
 	}
 	return 0
+}
+
+func (x *CodeSpec) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
+}
+
+func (x *CodeSpec) GetImports() []string {
+	if x != nil {
+		return x.Imports
+	}
+	return nil
 }
 
 // CodeRun is one run of code.
@@ -1869,7 +1888,7 @@ const file_casemate_v1_context_proto_rawDesc = "" +
 	"\x03end\x18\x0f \x01(\tR\x03end\x12\x12\n" +
 	"\x04code\x18\x10 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06signal\x18\x11 \x01(\x05R\x06signal\x12\x1a\n" +
-	"\battached\x18\x12 \x01(\bR\battached\"\xe0\x02\n" +
+	"\battached\x18\x12 \x01(\bR\battached\"\x90\x03\n" +
 	"\bCodeSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x1a\n" +
@@ -1879,7 +1898,10 @@ const file_casemate_v1_context_proto_rawDesc = "" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12/\n" +
 	"\x05grace\x18\a \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x12\n" +
 	"\x04hold\x18\b \x01(\bR\x04hold\x12\x16\n" +
-	"\x06buffer\x18\t \x01(\x03R\x06buffer\x1a6\n" +
+	"\x06buffer\x18\t \x01(\x03R\x06buffer\x12\x14\n" +
+	"\x05fresh\x18\n" +
+	" \x01(\bR\x05fresh\x12\x18\n" +
+	"\aimports\x18\v \x03(\tR\aimports\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8d\x04\n" +
