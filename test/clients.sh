@@ -33,7 +33,7 @@ pip_install() {
 	"$1/bin/pip" install --quiet --disable-pip-version-check -r "$2"
 }
 
-# start_server [FLAG…]: starts a server of its own, which ends with this shell, and exports where it is
+# start_server [FLAG…]: starts a server of its own, which ends with this shell, and exports where it is, its process,
 # a key of the shape that E2B's SDKs check, and trust in the certificates that the server makes.
 start_server() {
 	casemate=${CASEMATE:-$(git rev-parse --show-toplevel)/bin/casemate}
@@ -43,7 +43,8 @@ start_server() {
 		--store-size 2g "$@" >/dev/null
 	CASEMATE_URL=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["urls"][0])' "$work/run/server.json")
 	CASEMATE_API_KEY=$("$casemate" --url "unix://$work/run/casemate.sock" keys create --e2b clients 2>/dev/null | tail -n 1)
-	export CASEMATE_URL CASEMATE_API_KEY
+	CASEMATE_PID=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["pid"])' "$work/run/server.json")
+	export CASEMATE_URL CASEMATE_API_KEY CASEMATE_PID
 	export E2B_API_URL=$CASEMATE_URL E2B_SANDBOX_URL=$CASEMATE_URL E2B_API_KEY=$CASEMATE_API_KEY
 	"$casemate" --url "unix://$work/run/casemate.sock" ca >"$work/ca.pem" 2>/dev/null
 	cat /etc/ssl/certs/ca-certificates.crt "$work/ca.pem" >"$work/bundle.pem"

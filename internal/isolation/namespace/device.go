@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +57,7 @@ func makeDevice(g *guest, n *isolation.Network) (int, error) {
 }
 
 // Device implements isolation.Instance.
-func (i *Instance) Device(context.Context) (*os.File, error) {
+func (i *Instance) Device(ctx context.Context) (*os.File, error) {
 	if i.record.NetIndex == 0 {
 		return nil, errs.New(errs.FailedPrecondition, "the sandbox was created without network, and has no device")
 	}
@@ -69,7 +70,7 @@ func (i *Instance) Device(context.Context) (*os.File, error) {
 		return nil, errs.New(errs.Unavailable, "the sandbox has ended")
 	}
 	defer func() { _ = ns.Close() }()
-	f, err := tap.Open(ns, i.record.NetName, i.record.NetIndex)
+	f, err := i.openDevice(ctx, ns)
 	switch {
 	case errors.Is(err, tap.ErrGone):
 		return nil, errs.Wrap(err, errs.FailedPrecondition, "the sandbox's network device is not the one that was made")
@@ -79,6 +80,29 @@ func (i *Instance) Device(context.Context) (*os.File, error) {
 		return nil, fmt.Errorf("open network device: %w", err)
 	}
 	return f, nil
+}
+
+// deviceBusy is how long a device may be held by one that does not know of it.
+const deviceBusy = 5 * time.Second
+
+// openDevice opens the device. Its maker has closed it, but a guest that is being started on another thread
+// has a copy of every descriptor of the server until it executes its program, and keeps the device for as
+// long: then it is tried again.
+func (i *Instance) openDevice(ctx context.Context, ns *os.File) (*os.File, error) {
+	end := time.Now().Add(deviceBusy)
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		f, err := tap.Open(ns, i.record.NetName, i.record.NetIndex)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return f, err
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		}
+	}
 }
 
 func networkApplied(n *isolation.Network) string {

@@ -25,7 +25,7 @@ function bubblewrap() {
 
 // resident is the memory of the server, in MB.
 function resident() {
-  const status = readFileSync(`/proc/${process.env.E2B_SERVER_PID}/status`, 'utf8')
+  const status = readFileSync(`/proc/${process.env.CASEMATE_PID}/status`, 'utf8')
   return Number(/^VmRSS:\s+(\d+) kB$/m.exec(status)[1]) / 1024
 }
 
