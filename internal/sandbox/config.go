@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"log/slog"
+	"net"
 	"runtime"
 	"time"
 
@@ -61,6 +62,8 @@ type Config struct {
 	// Grants says what a sandbox with a network gets beside it; nil: nothing. It must not wait for the
 	// sandbox, which is starting.
 	Grants func(ctx context.Context, s Sandbox) Granted
+	// Resolver looks up names where rules are explained; nil: the host's.
+	Resolver *net.Resolver
 	// HostPaths are directories of the server itself (data, keys, run): no workspace may lie in one, or
 	// hold one.
 	HostPaths []string

@@ -16,6 +16,7 @@ import (
 	"casemate.dev/internal/egress/address"
 	"casemate.dev/internal/egress/rules"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
 )
@@ -69,7 +70,11 @@ func (m *Manager) checkNetwork(p Principal, n *Network) error {
 	if m.cfg.Gateway == nil {
 		return errs.New(errs.Unsupported, "this server has no gateway, so its sandboxes have no network")
 	}
-	list, err := m.expand(n)
+	if _, err := m.expand(n); err != nil {
+		return err
+	}
+	// What stands in a named set is the administrator's word already.
+	own, err := rules.Expand(n.Rules, func(string) ([]string, error) { return nil, nil })
 	if err != nil {
 		return err
 	}
@@ -77,8 +82,8 @@ func (m *Manager) checkNetwork(p Principal, n *Network) error {
 	if l.Connections < 0 || l.Pending < 0 || l.Bytes < 0 || l.Rate < 0 || l.Idle < 0 {
 		return invalid("a limit of the network is negative").WithHint("leave it out for the default")
 	}
-	if special := slices.IndexFunc(list, rules.Rule.Special); special >= 0 && !p.admin() {
-		return errs.New(errs.PermissionDenied, "only an administrator may open addresses that are private or the host's, as the rule %q does", list[special].Text()).
+	if special := slices.IndexFunc(own, rules.Rule.Special); special >= 0 && !p.admin() {
+		return errs.New(errs.PermissionDenied, "only an administrator may open addresses that are private or the host's, as the rule %q does", own[special].Text()).
 			WithHint("use an admin key, or leave the rule out")
 	}
 	if p.Sandbox == "" {
@@ -262,7 +267,7 @@ func (m *Manager) refusedSince(b *box, since time.Time) []Refusal {
 // RecordNetwork records what the gateway saw. It is called by the gateway's keeper, in order.
 func (m *Manager) RecordNetwork(list []egress.Event) error {
 	for _, e := range list {
-		if e.Sandbox == "" {
+		if !id.ValidSandbox(e.Sandbox) {
 			m.log.Error("events of the gateway were lost", "count", e.Count, "note", e.Note)
 			continue
 		}
@@ -338,10 +343,10 @@ func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, 
 	if err != nil {
 		return nil, err
 	}
-	return explain(ctx, rules.NewSet(list), q), nil
+	return m.explain(ctx, rules.NewSet(list), q), nil
 }
 
-func explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer {
+func (m *Manager) explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer {
 	var out []NetworkAnswer
 	addrs := []netip.Addr{q.Addr}
 	if q.Name != "" {
@@ -358,7 +363,7 @@ func explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		var err error
-		if addrs, err = net.DefaultResolver.LookupNetIP(ctx, "ip", q.Name+"."); err != nil {
+		if addrs, err = m.cfg.Resolver.LookupNetIP(ctx, "ip", q.Name+"."); err != nil {
 			return append(out, NetworkAnswer{"address", rules.Verdict{Code: rules.Unresolved, Reason: q.Name + " could not be looked up"}})
 		}
 	}

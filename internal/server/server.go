@@ -20,6 +20,7 @@ import (
 	"casemate.dev/internal/clock"
 	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/egress/control"
+	"casemate.dev/internal/egress/resolve"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
@@ -108,7 +109,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	domain := sandbox.Config{
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
 		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
-		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet,
+		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet, Resolver: resolve.New(cfg.Nameservers),
 	}
 	if s.gateway != nil {
 		domain.Gateway, domain.Grants = s.gateway, s.grants

@@ -39,6 +39,13 @@ type side interface {
 	Abort()
 }
 
+// minConns is how many connections a sandbox may have however few files the gateway may open, and maxFlows
+// how many flows of UDP, each of which holds two buffers.
+const (
+	minConns = 64
+	maxFlows = 32
+)
+
 // begin enters a connection that is about to be opened, or says which limit is in its way.
 func (s *sandbox) begin(proto rules.Proto, t egress.Target, q rules.Query) (*conn, *rules.Verdict) {
 	l := s.policy.Load().limits
@@ -51,6 +58,12 @@ func (s *sandbox) begin(proto rules.Proto, t egress.Target, q rules.Query) (*con
 		return nil, &v
 	case len(s.conns) >= l.Connections:
 		v = limited("the sandbox has its connections open already (limit connections)")
+		return nil, &v
+	case s.gw.stats.open.Load() >= int64(s.gw.most), len(s.conns) >= max(s.gw.most/4, minConns):
+		v = limited("the gateway has as many connections open as its limit of open files allows one sandbox")
+		return nil, &v
+	case proto == rules.UDP && len(s.flows) >= maxFlows:
+		v = limited("the sandbox has its flows of UDP open already")
 		return nil, &v
 	case s.pending >= l.Pending:
 		v = limited("the sandbox has too many connections that are not established yet (limit pending)")
@@ -67,6 +80,7 @@ func (s *sandbox) begin(proto rules.Proto, t egress.Target, q rules.Query) (*con
 	s.rebalance()
 	s.wg.Add(1)
 	s.gw.stats.connections.Add(1)
+	s.gw.stats.open.Add(1)
 	return c, nil
 }
 
@@ -92,6 +106,7 @@ func (c *conn) end(open bool) {
 	}
 	c.s.rebalance()
 	c.s.mu.Unlock()
+	c.s.gw.stats.open.Add(-1)
 	if open {
 		c.mu.Lock()
 		e := c.eventLocked(egress.EventClosed)
@@ -191,6 +206,16 @@ func (c *conn) count(n int, out bool) bool {
 		return false
 	}
 	return true
+}
+
+// buffers returns the pool that the connection reads into at this time.
+func (c *conn) buffers() *frames {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	if len(c.s.conns) <= fewConns {
+		return c.s.gw.frames
+	}
+	return c.s.gw.small
 }
 
 // netSide is a connection of the host's.

@@ -27,11 +27,11 @@ const vnetNeedsChecksum = 1
 // frameLen is the longest frame.
 const frameLen = vnetLen + header.EthernetMinimumSize + address.MTU
 
-// frames lends buffers for reading. A device that waits holds none.
+// frames lends buffers of one size for reading. Who waits holds none.
 type frames struct{ pool sync.Pool }
 
-func newFrames() *frames {
-	return &frames{pool: sync.Pool{New: func() any { b := make([]byte, frameLen); return &b }}}
+func newFrames(size int) *frames {
+	return &frames{pool: sync.Pool{New: func() any { b := make([]byte, size); return &b }}}
 }
 
 func (f *frames) get() *[]byte  { return f.pool.Get().(*[]byte) }

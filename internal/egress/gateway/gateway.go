@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/errs"
 )
@@ -36,7 +38,9 @@ type Gateway struct {
 	log       *slog.Logger
 	inspector egress.Inspector
 	resolver  *resolver
-	frames    *frames
+	frames    *frames // for whole packets
+	small     *frames // for sandboxes with many connections
+	most      int     // connections of all sandboxes together
 	began     time.Time
 	nextConn  atomic.Uint64
 	stats     stats
@@ -53,8 +57,32 @@ type Gateway struct {
 	ownUntil time.Time
 }
 
+// smallLen is the length of a small buffer, and fewConns how many connections of one sandbox get large ones:
+// each may hold one each way while the other side is slow, within the sandbox's budget.
+const (
+	smallLen = 8 << 10
+	fewConns = bufferBudget / 4 / (2 * frameLen)
+)
+
+// spareFiles is how many descriptors are for other things than connections.
+const spareFiles = 1024
+
+// descriptors returns how many connections the process may have open: each takes one, and each sandbox one
+// for its device.
+func descriptors() int {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return spareFiles
+	}
+	const sane = 1 << 20
+	return max(int(min(l.Cur, sane))-spareFiles, spareFiles/4)
+}
+
 // stats count over all sandboxes.
-type stats struct{ connections, events atomic.Int64 }
+type stats struct {
+	connections, events atomic.Int64
+	open                atomic.Int64 // now
+}
 
 // New returns a gateway that serves nobody yet.
 func New(cfg Config) *Gateway {
@@ -62,7 +90,7 @@ func New(cfg Config) *Gateway {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	g := &Gateway{
-		log: cfg.Log, inspector: cfg.Inspector, resolver: newResolver(cfg.Nameservers), frames: newFrames(), began: time.Now(),
+		log: cfg.Log, inspector: cfg.Inspector, resolver: newResolver(cfg.Nameservers), frames: newFrames(frameLen), small: newFrames(smallLen), most: descriptors(), began: time.Now(),
 		events: newEvents(), stop: make(chan struct{}), sandboxes: map[string]*sandbox{},
 	}
 	g.wg.Go(g.watchIdle)

@@ -68,12 +68,13 @@ func (c *conn) outwards(in *inner, up net.Conn, g *guard) error {
 		if err := in.awaitReadable(c.ctx.Done()); err != nil {
 			return err
 		}
-		buf := c.s.gw.frames.get()
+		pool := c.buffers()
+		buf := pool.get()
 		n, err := in.Read(*buf)
 		if n > 0 {
 			err = errors.Join(err, c.pass((*buf)[:n], up, g))
 		}
-		c.s.gw.frames.put(buf)
+		pool.put(buf)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -105,13 +106,14 @@ func (c *conn) check(b []byte, g *guard) ([]byte, error) {
 			return nil, nil
 		}
 		g.decided, b, g.begun = true, g.begun, nil
-		if v := c.refineFirst(f); !v.Allow {
+		v := c.refineFirst(f)
+		if !v.Allow {
 			c.refuse(v)
 			c.cut(v)
 			return nil, net.ErrClosed
 		}
-		// An address has no name that a request could differ from.
-		if f.http && c.target.Name != "" {
+		// A rule for the web counts for every request; one for a port, for whatever is spoken there.
+		if f.http && v.Web {
 			g.requests = &peek.Requests{Judge: c.judgeHead, Switched: func() bool { return g.waitSwitched(c) }}
 		}
 	}
@@ -160,12 +162,13 @@ func (c *conn) judgeHead(h peek.Head) error {
 
 // inwards copies from the other side to the sandbox.
 func (c *conn) inwards(up net.Conn, in *inner, g *guard) error {
-	read, err := pooledReader(up, c.s.gw.frames)
+	read, err := pooledReader(up)
 	if err != nil {
 		return err
 	}
 	for {
-		buf, n, err := read()
+		pool := c.buffers()
+		buf, n, err := read(pool)
 		if n > 0 {
 			g.see((*buf)[:n])
 			if !c.count(n, false) {
@@ -175,7 +178,7 @@ func (c *conn) inwards(up net.Conn, in *inner, g *guard) error {
 			}
 		}
 		if buf != nil {
-			c.s.gw.frames.put(buf)
+			pool.put(buf)
 		}
 		if errors.Is(err, io.EOF) {
 			g.see(nil)
@@ -208,10 +211,10 @@ func (g *guard) waitSwitched(c *conn) bool {
 
 // pooledReader returns a function that reads what has come, in a buffer that is taken only once there is
 // something. Its caller gives the buffer back.
-func pooledReader(c net.Conn, pool *frames) (func() (*[]byte, int, error), error) {
+func pooledReader(c net.Conn) (func(*frames) (*[]byte, int, error), error) {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
-		return func() (*[]byte, int, error) {
+		return func(pool *frames) (*[]byte, int, error) {
 			buf := pool.get()
 			n, err := c.Read(*buf)
 			return buf, n, err
@@ -221,7 +224,7 @@ func pooledReader(c net.Conn, pool *frames) (func() (*[]byte, int, error), error
 	if err != nil {
 		return nil, err
 	}
-	return func() (buf *[]byte, n int, err error) {
+	return func(pool *frames) (buf *[]byte, n int, err error) {
 		rerr := raw.Read(func(fd uintptr) bool {
 			buf = pool.get()
 			for {

@@ -26,7 +26,7 @@ const nic tcpip.NICID = 1
 // connection fills them, each within its share of the sandbox's budget.
 const (
 	bufferBudget = 8 << 20 // for all connections of one sandbox
-	bufferMin    = 16 << 10
+	bufferMin    = 4 << 10
 	bufferStart  = 64 << 10
 	bufferMax    = 1 << 20
 )

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/resolve"
 	"casemate.dev/internal/egress/rules"
 )
 
@@ -38,24 +39,8 @@ type looked struct {
 	until time.Time
 }
 
-// newResolver uses the given name servers (host:port), or the host's own where there are none.
 func newResolver(servers []string) *resolver {
-	r := &resolver{net: &net.Resolver{PreferGo: true}, known: map[string]looked{}}
-	if len(servers) > 0 {
-		r.net.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			var d net.Dialer
-			var all []error
-			for _, s := range servers {
-				c, err := d.DialContext(ctx, network, s)
-				if err == nil {
-					return c, nil
-				}
-				all = append(all, err)
-			}
-			return nil, errors.Join(all...)
-		}
-	}
-	return r
+	return &resolver{net: resolve.New(servers), known: map[string]looked{}}
 }
 
 // lookup returns a name's addresses.

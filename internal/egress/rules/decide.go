@@ -79,7 +79,7 @@ func (s *Set) first(q Query) (Rule, Verdict) {
 
 func allow(r Rule, inspect bool, q Query) Verdict {
 	return Verdict{
-		Allow: true, Inspect: inspect, Code: Allowed, Rule: r.String(),
+		Allow: true, Inspect: inspect, Web: r.web, Code: Allowed, Rule: r.String(),
 		Reason: fmt.Sprintf("the rule %q allows %s", r.text, target(q)),
 	}
 }
@@ -132,6 +132,9 @@ func (r *Rule) match(q Query) match {
 
 func (h hostPattern) match(q Query, deny bool) match {
 	known := q.Addr.IsValid()
+	if q.Name == "" && deny {
+		q.Name = said(q)
+	}
 	switch {
 	case h.any:
 		return yes
@@ -157,6 +160,18 @@ func (h hostPattern) match(q Query, deny bool) match {
 	default:
 		return is(len(q.Name) > len(h.suffix) && strings.HasSuffix(q.Name, h.suffix))
 	}
+}
+
+// said is the name that a client of a bare address says it means. It opens nothing, and a rule that denies
+// it holds.
+func said(q Query) string {
+	switch {
+	case q.HTTP != nil:
+		return q.HTTP.Host
+	case q.TLS != nil:
+		return q.TLS.ServerName
+	}
+	return ""
 }
 
 func is(b bool) match {

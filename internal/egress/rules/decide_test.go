@@ -85,6 +85,9 @@ func TestDecide(t *testing.T) {
 		"ECH":                       {[]string{"allow *"}, with(to("a.test", public, 443), func(r *Query) { r.TLS = &TLS{ServerName: "a.test", ECH: true} }), NoServerName},
 		"Host fronts":               {[]string{"allow *"}, with(to("allowed.test", public, 80), http("denied.test", "GET", "/")), NameMismatch},
 		"Host names another port":   {[]string{"allow *"}, with(to("a.test", public, 80), func(r *Query) { r.HTTP = &HTTP{Host: "a.test", Port: 81, Method: "GET", Path: "/"} }), NameMismatch},
+		"denied name by address":    {[]string{"deny bad.test", "allow *"}, with(at(public, 443), tls("bad.test")), Denied},
+		"denied Host by address":    {[]string{"deny *.bad.test", "allow *"}, with(at(public, 80), http("a.bad.test", "GET", "/")), Denied},
+		"other name by address":     {[]string{"deny bad.test", "allow *"}, with(at(public, 443), tls("good.test")), Allowed},
 		"not web":                   {[]string{"allow allowed.test"}, with(to("allowed.test", public, 443), func(r *Query) { r.Plain = true }), NotWeb},
 		"whatever on a named port":  {[]string{"allow allowed.test:443"}, with(to("allowed.test", public, 443), func(r *Query) { r.Plain = true }), Allowed},
 		"path":                      {[]string{"allow https://a.test/v1/*"}, with(q("a.test", 443), http("a.test", "GET", "/v1/x")), Allowed},
@@ -315,10 +318,14 @@ func covers(rule Rule, r Query) bool {
 			return false
 		}
 	}
+	said := r.Name
+	if said == "" && rule.deny && r.HTTP != nil {
+		said = r.HTTP.Host
+	}
 	switch {
 	case host == "*":
 	case strings.HasPrefix(host, "*."):
-		if !strings.HasSuffix(r.Name, host[1:]) {
+		if !strings.HasSuffix(said, host[1:]) {
 			return false
 		}
 	case strings.ContainsAny(host, "/") || netipOK(host):
@@ -333,7 +340,7 @@ func covers(rule Rule, r Query) bool {
 		if !in {
 			return false
 		}
-	case host != r.Name:
+	case host != said:
 		return false
 	}
 	if methods == "" && path == "" {

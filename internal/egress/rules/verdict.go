@@ -77,7 +77,9 @@ type Verdict struct {
 	// Inspect says that the answer depends on HTTP requests, which must be looked at one by one: each is
 	// a Query of its own.
 	Inspect bool `json:"inspect,omitempty"`
-	Code    Code `json:"code"`
+	// Web says that the rule is for TLS and HTTP alone, and that each request's Host counts.
+	Web  bool `json:"web,omitempty"`
+	Code Code `json:"code"`
 	// Rule is the text of the rule that decided, "" where none did.
 	Rule string `json:"rule,omitempty"`
 	// Reason is one sentence for people. It holds nothing but what the query and the rules hold.
