@@ -147,3 +147,26 @@ func TestShortWayAttaches(t *testing.T) {
 		t.Errorf("%d processes, %v", len(all), err)
 	}
 }
+
+// TestShortWayIsProdded stops, over and over, whatever its user may stop: also children that have become this
+// user and not executed yet, for which the thread waits. Whoever is stopped later is told to go on by the same.
+func TestShortWayIsProdded(t *testing.T) {
+	r := warm(t)
+	stop := guestwire.StartProcess{ID: "stopper", Argv: []string{
+		"bash", "-c", "end=$((SECONDS+3)); while [ $SECONDS -lt $end ]; do kill -STOP -1; kill -CONT -1; done 2>/dev/null",
+	}}
+	if _, err := r.Start(t.Context(), stop, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; ; i++ {
+		if _, err := r.try(guestwire.StartProcess{Argv: []string{"true"}}); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := r.Get(t.Context(), "stopper"); err != nil || info.End != guestwire.EndNone {
+			if err != nil || i == 0 {
+				t.Fatalf("after %d starts: %+v, %v", i, info, err)
+			}
+			return
+		}
+	}
+}

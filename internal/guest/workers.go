@@ -197,7 +197,7 @@ func (ws *workers) dropLocked(w *worker) {
 
 // take sends a call and its connection to the worker.
 func (w *worker) take(conn *net.UnixConn, call guestwire.Call) error {
-	payload, err := guestwire.Marshal(call)
+	payload, err := guestwire.AppendCall(nil, call)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,10 @@
 package guestwire
 
 import (
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -31,6 +34,39 @@ func Unmarshal(b []byte, v any) error {
 		return broken("message: %v", err)
 	}
 	return nil
+}
+
+// callHead is the length of what stands before a call's own JSON.
+const callHead = 2
+
+// AppendCall appends the payload of a call to b.
+func AppendCall(b []byte, c Call) ([]byte, error) {
+	head, err := Marshal(c)
+	if err != nil {
+		return b, err
+	}
+	if len(head) > math.MaxUint16 {
+		return b, fmt.Errorf("call of %d bytes beside its body", len(head))
+	}
+	b = binary.BigEndian.AppendUint16(b, uint16(len(head)))
+	return append(append(b, head...), c.Body...), nil
+}
+
+// parseCall reads what AppendCall wrote. Body lies in p.
+func parseCall(p []byte) (Call, error) {
+	var c Call
+	if len(p) < callHead {
+		return c, broken("call of %d bytes", len(p))
+	}
+	end := callHead + int(binary.BigEndian.Uint16(p))
+	if end > len(p) {
+		return c, broken("call of %d bytes that says %d", len(p), end)
+	}
+	if err := Unmarshal(p[callHead:end], &c); err != nil {
+		return Call{}, err
+	}
+	c.Body = p[end:]
+	return c, nil
 }
 
 // depth returns how deep arrays and objects nest in b, counting brackets outside strings. It needs

@@ -74,8 +74,8 @@ func (c *Conn) readCall(h [headerLen]byte) (Call, error) {
 	if f.Kind != FrameCall {
 		return Call{}, broken("frame of kind %d instead of a call", f.Kind)
 	}
-	var call Call
-	if err := Unmarshal(f.Payload, &call); err != nil {
+	call, err := parseCall(f.Payload)
+	if err != nil {
 		return Call{}, err
 	}
 	if call.Version != Version {

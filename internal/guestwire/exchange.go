@@ -49,14 +49,16 @@ func sendCall(conn net.Conn, m Method, body any, files []*os.File, keep bool) er
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	payload, err := Marshal(Call{Version: Version, Method: m, Body: b, Keep: keep})
+	frame := make([]byte, headerLen, headerLen+len(b)+128)
+	frame, err = AppendCall(frame, Call{Version: Version, Method: m, Body: b, Keep: keep})
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	if len(payload) > MaxPayload {
-		return errs.New(errs.InvalidArgument, "request is too large: %d bytes, limit %d", len(payload), MaxPayload)
+	n := len(frame) - headerLen
+	if n > MaxPayload {
+		return errs.New(errs.InvalidArgument, "request is too large: %d bytes, limit %d", n, MaxPayload)
 	}
-	frame := AppendFrame(make([]byte, 0, headerLen+len(payload)), FrameCall, payload)
+	appendHeader(frame[:0], FrameCall, n)
 	if len(files) == 0 {
 		_, err = conn.Write(frame)
 		return err

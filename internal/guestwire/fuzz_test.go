@@ -59,14 +59,16 @@ func (c *conn) Close() error                { return nil }
 // FuzzCall reads what a server might send, as the guest does: from a call on.
 func FuzzCall(f *testing.F) {
 	call := func(c Call) []byte {
-		b, _ := json.Marshal(c)
+		b, _ := AppendCall(nil, c)
 		return AppendFrame(nil, FrameCall, b)
 	}
-	f.Add(call(Call{Version: Version, Method: MethodStart, Body: json.RawMessage(`{"id":"p","argv":["true"],"env":{"A":"b"}}`)}))
-	f.Add(call(Call{Version: Version, Method: MethodRun, Body: json.RawMessage(`{"start":{"id":"p","argv":["a\u0000ff"]},"output":{"follow":true}}`)}))
+	f.Add(call(Call{Version: Version, Method: MethodStart, Body: []byte(`{"id":"p","argv":["true"],"env":{"A":"b"}}`)}))
+	f.Add(call(Call{Version: Version, Method: MethodRun, Body: []byte(`{"start":{"id":"p","argv":["a\u0000ff"]},"output":{"follow":true}}`)}))
 	f.Add(call(Call{Version: 99, Method: MethodStatus}))
-	f.Add(call(Call{Version: Version, Method: MethodWrite, Body: json.RawMessage(`{"path":"x","offset":-1,"size":3}`)}))
-	f.Add(AppendFrame(nil, FrameCall, []byte(strings.Repeat("[", 100))))
+	f.Add(call(Call{Version: Version, Method: MethodWrite, Body: []byte(`{"path":"x","offset":-1,"size":3}`)}))
+	f.Add(AppendFrame(nil, FrameCall, []byte("\x00\x64"+strings.Repeat("[", 100))))
+	f.Add(AppendFrame(nil, FrameCall, []byte("\xff\xff{}")))
+	f.Add(AppendFrame(nil, FrameCall, []byte{0}))
 	f.Add(AppendFrame(nil, FrameData, nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := NewConn(&conn{r: bytes.NewReader(b)})

@@ -1,9 +1,6 @@
 package guestwire
 
-import (
-	"encoding/json"
-	"time"
-)
+import "time"
 
 // Method names a call. A connection carries one call.
 type Method string
@@ -357,11 +354,11 @@ type PortList struct {
 	Ports []int `json:"ports"`
 }
 
-// Call is the payload of the FrameCall that opens a connection.
+// Call is the payload of a FrameCall. Body is the method's request as JSON.
 type Call struct {
-	Version int             `json:"v"`
-	Method  Method          `json:"method"`
-	Body    json.RawMessage `json:"body,omitempty"`
+	Version int    `json:"v"`
+	Method  Method `json:"method"`
+	Body    []byte `json:"-"` // travels behind the rest, so that it is looked at once
 	// Keep says that another call may follow on the connection, once this one's last frame was read. Only
 	// claim and process.run keep to it; others, and a FrameFail, end the connection as ever.
 	Keep bool `json:"keep,omitempty"`

@@ -144,12 +144,12 @@ func warmUp() {
 		},
 		Env: map[string]string{"": ""}, Filters: []int{0}, Join: []int{0},
 	})
-	call, _ := guestwire.Marshal(guestwire.Call{Body: body})
-	var c guestwire.Call
-	var l guestwire.Launch
-	_ = guestwire.Unmarshal(call, &c)
-	_ = guestwire.Unmarshal(c.Body, &l)
+	_ = guestwire.Unmarshal(body, new(guestwire.Launch))
+	_ = guestwire.Unmarshal([]byte("{}"), new(guestwire.Call))
+	_ = guestwire.Unmarshal([]byte("{}"), new(guestwire.Claim))
+	_ = guestwire.Unmarshal([]byte(`{"start":{},"output":{}}`), new(guestwire.RunProcess))
 	_, _ = guestwire.Marshal(guestwire.LaunchReply{Micros: map[string]int64{"": 0}})
+	_, _ = guestwire.Marshal(guestwire.ProcessInfo{})
 }
 
 // connOf takes over a descriptor that the process was started with. The number itself is free
