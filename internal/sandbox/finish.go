@@ -76,8 +76,9 @@ type kernelEndFacts struct {
 }
 
 // finish records the end of a process and returns the process with it. It happens once; others who
-// call it wait for that. No answer tells of the end before it is recorded.
+// call it wait for that. No answer tells of the end before it is recorded, and the start is recorded first.
 func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
+	<-pr.started
 	b := pr.box
 	b.mu.Lock()
 	if pr.finishing {
@@ -89,7 +90,6 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 	p := pr.info
 	b.mu.Unlock()
 
-	pr.answered() // it is not yet where its sandbox ended while it started
 	said := info.End
 	info.End = believed(info)
 	kills, read := m.oomKills(b, info)

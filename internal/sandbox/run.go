@@ -59,7 +59,11 @@ func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, o RunOptions
 	defer stream.Close()
 	defer context.AfterFunc(ctx, cancel)()
 	watcher := time.AfterFunc(watchAfter, func() { m.watch(pr) })
-	started := m.began(pr, s, info)
+	started, err := m.began(pr, s, info)
+	if err != nil {
+		watcher.Stop()
+		return Process{}, err
+	}
 	if o.Input != nil {
 		m.background(func() { m.feed(pr, o.Input) })
 	}

@@ -127,9 +127,11 @@ func (m *Manager) startProcess(ctx context.Context, p Principal, b *box, s Proce
 	if err != nil {
 		return Process{}, m.notStarted(pr, s, cause(sctx, err))
 	}
-	out := m.began(pr, s, info, with...)
-	m.watch(pr)
-	return out, nil
+	out, err := m.began(pr, s, info, with...)
+	if err == nil {
+		m.watch(pr)
+	}
+	return out, err
 }
 
 // admit makes the entry of a process, or finds the one of that id; fresh tells which.
@@ -240,21 +242,22 @@ func recordable(argv []string) (out []string, short bool) {
 }
 
 // began takes note of a process that the guest has started, and records it without waiting. Only
-// what comes with it is waited for: an idempotency key must be found by whoever asks next.
-func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) Process {
+// what comes with it is waited for: an idempotency key must be found by whoever asks next. Where the
+// sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
+func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
 	b := pr.box
 	e := event(journal.ProcessStarted, pr.actor, askedFacts(s)).
 		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
 	e.Sandbox, e.Process = b.id, pr.id
 	b.mu.Lock()
+	if pr.failed != nil {
+		defer b.mu.Unlock()
+		return Process{}, pr.failed
+	}
 	pr.info.PID, pr.info.Dir, pr.info.User = info.PID, cut(info.Dir), cut(info.User)
 	pr.info.StartedAt = wall(m.clock.Now())
-	out, late := pr.info, pr.finishing
+	out := pr.info
 	b.mu.Unlock()
-	if late { // its sandbox ended meanwhile, and its end is recorded already
-		pr.answered()
-		return out
-	}
 	waits := len(with) > 0
 	row, err := processRow(out)
 	if err == nil {
@@ -267,8 +270,8 @@ func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, wit
 	} else if _, err := m.journal.Record(m.ctx, e, with...); err != nil {
 		m.log.Error("cannot record the start of a process", "sandbox", b.id, "process", pr.id, "error", err)
 	}
-	pr.answered()
-	return out
+	pr.answered() // only now: its end must not be recorded before its start
+	return out, nil
 }
 
 // notStarted takes back a start that the guest refused, and returns what the caller is told. Where
@@ -279,27 +282,28 @@ func (m *Manager) notStarted(pr *proc, s ProcessSpec, err error) error {
 			return err
 		}
 	}
+	m.refuse(pr, askedFacts(s), err)
+	return err
+}
+
+// refuse records that a process did not start, unless it did.
+func (m *Manager) refuse(pr *proc, facts startFacts, err error) {
 	b := pr.box
 	b.mu.Lock()
-	late := pr.finishing
-	pr.finishing = true
-	if !late {
-		delete(b.procs, pr.id)
-		pr.failed = err
+	if pr.failed != nil || !pr.info.StartedAt.IsZero() {
+		b.mu.Unlock()
+		return
 	}
+	pr.finishing, pr.failed = true, err
+	delete(b.procs, pr.id)
 	b.mu.Unlock()
-	pr.answered()
-	if late { // its sandbox ended meanwhile, and its end is recorded already
-		return err
-	}
-	facts := askedFacts(s)
 	facts.Error, _ = errs.PublicText(err)
 	e := event(journal.ProcessFailed, pr.actor, facts)
 	e.Sandbox, e.Process = b.id, pr.id
 	m.journal.Post(e)
+	pr.answered()
 	close(pr.ended)
 	pr.closeScope()
-	return err
 }
 
 // settle asks the guest what became of a start whose answer was lost.
@@ -308,8 +312,9 @@ func (m *Manager) settle(pr *proc, s ProcessSpec) {
 	info, err := pr.box.guest.Get(ctx, pr.id)
 	cancel()
 	if err == nil {
-		m.began(pr, s, info)
-		m.watch(pr)
+		if _, err := m.began(pr, s, info); err == nil {
+			m.watch(pr)
+		}
 		return
 	}
 	if errs.Is(err, errs.NotFound) {
