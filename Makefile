@@ -107,7 +107,7 @@ e2b: build ## E2B's own SDKs against a server, about a minute (needs node, npm, 
 	test/e2b/run.sh $(SUITES)
 
 .PHONY: riders
-riders: build ## What is built on E2B's SDKs, each with a task; a minute, the first time four (as e2b)
+riders: build ## What is built on E2B's SDKs, MCP's official clients, the examples; two minutes, the first time five (as e2b)
 	test/riders/run.sh $(SUITES)
 
 .PHONY: cross
