@@ -45,10 +45,27 @@ func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
 		return 0, errs.New(errs.ResourceExhausted, "there is no room to keep %d MB of files: %d MB are free", size>>20, free>>20).
 			WithHint("delete commits that are not needed, then: casemate gc")
 	}
-	if err := copyKept(ctx, files, dst); err != nil {
-		return 0, errors.Join(err, copies{}.dropKept(dst))
+	tmp := dst + halfSuffix
+	if err := copyKept(ctx, files, tmp); err != nil {
+		return 0, errors.Join(err, copies{}.dropKept(tmp))
 	}
-	return size, nil
+	return size, renameSynced(tmp, dst)
+}
+
+// halfSuffix marks a layer that is being copied.
+const halfSuffix = ".half"
+
+// renameSynced renames a directory whose contents are on disk, so that the new name is as well.
+func renameSynced(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
 }
 
 func (copies) grow(ctx context.Context, path, dst string) error { return copyKept(ctx, path, dst) }

@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -19,9 +20,10 @@ import (
 )
 
 // A committed layer is what a sandbox's writable layer held at one moment. It lies in commits/<id>, with
-// what it stands on beside it, in commits/<id>.json; the file is written last and removed first, so that
-// a layer without one is a half that a killed server left. Layers never change. The ids in them are
-// inside-ids, so that any sandbox can have one below it.
+// what it stands on beside it, in commits/<id>.json. There is a layer where both are there: the note is
+// written first, the layer comes to be whole or not at all, and one without the other is a half that a
+// killed server left. Layers never change. The ids in them are inside-ids, so that any sandbox can have one
+// below it.
 //
 // Each layer lies on others, and they on a template's. Overlayfs takes many, but each costs the start of
 // a sandbox a mount; so a layer that would lie on maxStack others lies on one that holds them all.
@@ -48,8 +50,8 @@ type Layer struct {
 	// Merged names, for a layer that was made of others, what these are, the topmost first.
 	Merged []string  `json:"merged,omitempty"`
 	Made   time.Time `json:"made"`
-	// Bytes is what it holds that nothing else held when it was made. It tells people a size.
-	Bytes int64 `json:"bytes"`
+	// Bytes is what it holds that nothing else held when it was made. Only Commit tells it.
+	Bytes int64 `json:"-"`
 }
 
 func (s *Store) keptPath(layer string) string { return filepath.Join(s.area("commits"), layer) }
@@ -70,12 +72,7 @@ func (s *Store) recoverKept() error {
 		}
 		name, isNote := strings.CutSuffix(e.Name(), ".json")
 		l, err := s.readKept(name)
-		if !isNote || err != nil {
-			if isNote {
-				s.warn("a committed layer's note is damaged, so that it can't be used", err)
-				delete(there, name) // whoever can mend it finds it
-				continue
-			}
+		if !isNote || err != nil { // half a note: then there is no layer yet
 			if err := os.Remove(filepath.Join(s.area("commits"), e.Name())); err != nil {
 				return err
 			}
@@ -110,25 +107,13 @@ func (s *Store) readKept(layer string) (Layer, error) {
 	return l, json.Unmarshal(data, &l)
 }
 
-// noteKept makes a layer one that there is: it survives everything from here on.
+// noteKept writes a layer's note, so that it survives a power loss if the layer does.
 func (s *Store) noteKept(l Layer) error {
 	data, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(s.keptNote(l.ID), data); err != nil {
-		return err
-	}
-	s.kept.mu.Lock()
-	defer s.kept.mu.Unlock()
-	s.kept.layers[l.ID] = l
-	return nil
-}
-
-// writeSynced writes a file whole or not at all, also over a power loss.
-func writeSynced(path string, data []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(s.keptNote(l.ID), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -136,18 +121,18 @@ func writeSynced(path string, data []byte) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
+	return errors.Join(err, f.Close())
+}
+
+// addKept makes a layer whose note and files are there one that can be used.
+func (s *Store) addKept(l Layer) {
+	s.kept.mu.Lock()
+	defer s.kept.mu.Unlock()
+	s.kept.layers[l.ID] = l
+}
+
+func (s *Store) dropNote(id string) {
+	s.warnIf("remove half a layer's note", os.Remove(s.keptNote(id)))
 }
 
 // Flush writes out what a sandbox's files hold in memory, so that a Commit soon after it is short. It
@@ -168,7 +153,7 @@ func (s *Store) Durable() bool { return s.disk.mechanism() != byTmpfs }
 // it go on, which happens as early as it can.
 //
 // When it returns, the layer survives the death of the server and a power loss. Killed before, it leaves
-// nothing. The caller must know of the layer before the next Collect, or it goes.
+// nothing, or all of it. The caller must know of the layer before the next Collect, or it goes.
 // Kinds: NotFound (no such sandbox), ResourceExhausted (no room to keep it).
 func (s *Store) Commit(ctx context.Context, id string, p Plan, hold, release func() error) (Layer, error) {
 	if !validID(id) {
@@ -191,15 +176,16 @@ func (s *Store) Commit(ctx context.Context, id string, p Plan, hold, release fun
 		}
 		l.Below = []string{merged}
 	}
-	if l.Bytes, err = s.keepHeld(ctx, s.live(id), s.keptPath(l.ID), hold, release); err != nil {
-		return Layer{}, fmt.Errorf("commit %s: %w", id, err)
-	}
-	undo := cleanup.New(func() { s.warnIf("remove half a layer", s.disk.dropKept(s.keptPath(l.ID))) })
-	defer undo.Run()
 	if err := s.noteKept(l); err != nil {
 		return Layer{}, err
 	}
+	undo := cleanup.New(func() { s.dropNote(l.ID) })
+	defer undo.Run()
+	if l.Bytes, err = s.keepHeld(ctx, s.live(id), s.keptPath(l.ID), hold, release); err != nil {
+		return Layer{}, fmt.Errorf("commit %s: %w", id, err)
+	}
 	undo.Release()
+	s.addKept(l)
 	return l, nil
 }
 
@@ -383,7 +369,15 @@ func (s *Store) PutEnv(id string, env map[string]string) error {
 	if err != nil {
 		return err
 	}
-	return writeSynced(filepath.Join(s.disk.files(s.live(id)), envFile), data)
+	// Not synced: what keeps or flushes the layer writes it out as well.
+	path := filepath.Join(s.disk.files(s.live(id)), envFile)
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 // Env returns what PutEnv kept of a sandbox; nil: nothing.

@@ -44,10 +44,15 @@ func (s *Store) merged(ctx context.Context, l Layer) (string, error) {
 	}
 	// Workspaces keep the places that they have in the layer at the bottom.
 	out.Plan.Workspaces = bottom.Plan.Workspaces
-	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID)); err != nil {
+	if err := s.noteKept(out); err != nil {
 		return "", err
 	}
-	return out.ID, s.noteKept(out)
+	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID)); err != nil {
+		s.dropNote(out.ID)
+		return "", err
+	}
+	s.addKept(out)
+	return out.ID, nil
 }
 
 func ignoreMissing(err error) error {
