@@ -275,12 +275,12 @@ func TestChangesOfADeepTreeAreFew(t *testing.T) {
 
 // The answer is bounded, and says so rather than leave out something.
 func TestTooManyChanges(t *testing.T) {
-	d := differ{prefix: "/", changes: make([]Change, maxChanges+1)}
-	if err := d.visit(fd.Entry{Path: "x"}); !errs.Is(err, errs.ResourceExhausted) {
+	c := comparison{prefix: "/", changes: make([]Change, maxChanges+1)}
+	if err := c.entry("x"); !errs.Is(err, errs.ResourceExhausted) {
 		t.Errorf("by number: %v", err)
 	}
-	d = differ{prefix: "/", paths: maxChangePaths + 1}
-	if err := d.visit(fd.Entry{Path: "x"}); !errs.Is(err, errs.ResourceExhausted) {
+	c = comparison{prefix: "/", paths: maxChangePaths + 1}
+	if err := c.entry("x"); !errs.Is(err, errs.ResourceExhausted) {
 		t.Errorf("by their paths: %v", err)
 	}
 }
@@ -306,24 +306,24 @@ func deepenBy(t *testing.T, dir, name string, depth int) {
 }
 
 // Several lowers: what a middle one removes or hides is not there to be changed.
-func TestBelowSeesLowersAsOverlayDoes(t *testing.T) {
+func TestViewShowsLayersAsOverlayDoes(t *testing.T) {
 	testenv.Root(t)
 	top, bottom := t.TempDir(), t.TempDir()
 	mkdirs(t, bottom+"/d/x", bottom+"/opaque/x", bottom+"/file/x", bottom+"/plain/x")
 	mkdirs(t, top+"/opaque", top+"/plain")
 	text(t, top+"/file", "")
 	must(t, syscall.Mknod(top+"/d", syscall.S_IFCHR, 0), syscall.Setxattr(top+"/opaque", "trusted.overlay.opaque", []byte("y"), 0))
-	var d differ
+	var v view
 	for _, dir := range []string{top, bottom} {
 		f, err := fd.OpenRoot(dir)
 		must(t, err)
 		defer f.Close()
-		d.roots = append(d.roots, f)
+		v = append(v, f)
 	}
 	for path, want := range map[string]bool{
 		"d": false, "d/x": false, "opaque": true, "opaque/x": false, "file": true, "file/x": false, "plain/x": true, "none": false,
 	} {
-		if f, err := d.below(path); err != nil || (f != nil) != want {
+		if f, err := v.find(path); err != nil || (f != nil) != want {
 			t.Errorf("%s: %v %v, want %v", path, f, err, want)
 		}
 	}

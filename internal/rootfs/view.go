@@ -1,0 +1,282 @@
+package rootfs
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strings"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/fd"
+)
+
+// view is what some layers show together, as overlayfs would: the topmost first.
+type view []*os.File
+
+// shownFile is a file as a view shows it, and the layer that it is from.
+type shownFile struct {
+	info fd.Info
+	root *os.File
+}
+
+// find returns what a view shows at path; nil where that is nothing.
+func (v view) find(path string) (*shownFile, error) {
+	for _, root := range v {
+		i, err := fd.Lstat(root, path)
+		switch {
+		case err == nil:
+			gone, err := whiteout(root, path, i)
+			if gone || err != nil {
+				return nil, err
+			}
+			return &shownFile{info: i, root: root}, nil
+		case !fd.Missing(err):
+			return nil, err
+		}
+		covered, err := covers(root, path)
+		if covered || err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// whiteout reports whether a file is overlayfs's mark for a removed one, also in the form that is an empty
+// file with an attribute (Linux 6.7).
+func whiteout(root *os.File, path string, i fd.Info) (bool, error) {
+	if i.IsWhiteout() {
+		return true, nil
+	}
+	if !i.IsRegular() || i.Size != 0 {
+		return false, nil
+	}
+	dirPath, name := fd.Split(path)
+	dir, err := dirIn(root, dirPath)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	_, ok, err := fd.Xattr(dir, name, "user.overlay.whiteout")
+	return ok, err
+}
+
+// dirIn is fd.OpenDir, where "" is the root itself.
+func dirIn(root *os.File, path string) (*os.File, error) {
+	if path == "" {
+		path = "."
+	}
+	return fd.OpenDir(root, path)
+}
+
+// parts returns how many layers, from the top, have a part in the directory at path; those below the first
+// that hides the rest have none. which tells, of the first so many, those that have one.
+func (v view) parts(path string) (n int, which []bool, err error) {
+	for _, root := range v {
+		n++
+		dir, err := dirIn(root, path)
+		if err != nil {
+			which = append(which, false)
+			if !fd.Missing(err) {
+				return n, which, err
+			}
+			if stop, err := hides(root, path); stop || err != nil {
+				return n, which, err
+			}
+			continue
+		}
+		which = append(which, true)
+		opaque, err := opaqueDir(dir)
+		_ = dir.Close()
+		if opaque && path != "" || err != nil {
+			return n, which, err
+		}
+	}
+	return n, which, nil
+}
+
+// hides reports whether a layer that has no directory at path hides what lies below it there.
+func hides(root *os.File, path string) (bool, error) {
+	if _, err := fd.Lstat(root, path); err == nil {
+		return true, nil // a file, or a whiteout
+	} else if !fd.Missing(err) {
+		return false, err
+	}
+	return covers(root, path)
+}
+
+// covers reports whether a layer hides what the layers below it have at path, though it has nothing
+// there itself: some directory above is opaque, removed, or a file.
+func covers(root *os.File, path string) (bool, error) {
+	for at := 0; ; {
+		next := strings.IndexByte(path[at:], '/')
+		if next < 0 {
+			return false, nil
+		}
+		at += next
+		i, err := fd.Lstat(root, path[:at])
+		switch {
+		case fd.Missing(err):
+			return false, nil // nothing of this layer from here on
+		case err != nil:
+			return false, err
+		case !i.IsDir():
+			return true, nil
+		}
+		opaque, err := isOpaque(root, path[:at])
+		if opaque || err != nil {
+			return opaque, err
+		}
+		at++
+	}
+}
+
+// isOpaque reports whether a directory hides what lies below it. Which attribute says so depends on
+// how the overlay was mounted.
+func isOpaque(root *os.File, path string) (bool, error) {
+	dir, err := fd.OpenDir(root, path)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	for _, name := range []string{"user.overlay.opaque", "trusted.overlay.opaque"} {
+		if v, ok, err := fd.Xattr(dir, ".", name); err != nil {
+			return false, err
+		} else if ok && v == "y" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// opaqueDir is isOpaque for an open directory.
+func opaqueDir(dir *os.File) (bool, error) { return isOpaque(dir, ".") }
+
+// maxNames bounds the names of one directory: whoever wrote them chose how many.
+const maxNames = 1 << 20
+
+// names adds the names that the layers among the first n of a view have in a directory.
+func (v view) names(path string, n int, which []bool, into map[string]bool) error {
+	for i := range n {
+		if !which[i] {
+			continue
+		}
+		dir, err := dirIn(v[i], path)
+		if err != nil {
+			return err
+		}
+		all, err := dir.Readdirnames(maxNames + 1)
+		_ = dir.Close()
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		for _, name := range all {
+			into[name] = true
+		}
+		if len(into) > maxNames {
+			return errs.New(errs.ResourceExhausted, "a directory holds more files than can be compared (%d)", maxNames).
+				WithHint("look inside the sandbox")
+		}
+	}
+	return nil
+}
+
+// same reports whether two files are equal. Overlayfs copies a file up when it is opened for writing or
+// touched, so most of what lies in an upper directory may be equal. Times are not compared: nothing depends on
+// them, and a program can set them.
+func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
+	x, y := a.info, b.info
+	if x.Mode != y.Mode || !anyOwner && (x.UID != y.UID || x.GID != y.GID) {
+		return false, nil
+	}
+	dirPath, name := fd.Split(path)
+	left, err := dirIn(a.root, dirPath)
+	if err != nil {
+		return false, err
+	}
+	defer left.Close()
+	right, err := dirIn(b.root, dirPath)
+	if err != nil {
+		return false, err
+	}
+	defer right.Close()
+	if equal, err := sameXattrs(left, right, name); !equal || err != nil {
+		return false, err
+	}
+	switch {
+	case x.IsRegular():
+		if x.Size != y.Size {
+			return false, nil
+		}
+		return sameContent(left, right, name)
+	case x.IsSymlink():
+		s, err := fd.Readlink(left, name)
+		if err != nil {
+			return false, err
+		}
+		t, err := fd.Readlink(right, name)
+		return s == t, err
+	}
+	return x.Rdev == y.Rdev, nil
+}
+
+// sameXattrs compares attributes, but for those that overlayfs keeps for itself.
+func sameXattrs(left, right *os.File, name string) (bool, error) {
+	values := map[string][]byte{}
+	for i, dir := range []*os.File{left, right} {
+		all, err := fd.Xattrs(dir, name)
+		if err != nil {
+			return false, err
+		}
+		seen := 0
+		for _, x := range all {
+			if overlayXattr(x) {
+				continue
+			}
+			v, _, err := fd.XattrBytes(dir, name, x)
+			if err != nil {
+				return false, err
+			}
+			old, ok := values[x]
+			if seen++; i == 0 {
+				values[x] = v
+			} else if !ok || !bytes.Equal(old, v) {
+				return false, nil
+			}
+		}
+		if i == 1 && seen != len(values) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// sameContent compares byte by byte, unless both have the same blocks: equal size and times prove nothing.
+func sameContent(left, right *os.File, name string) (bool, error) {
+	a, err := fd.OpenFile(left, name)
+	if err != nil {
+		return false, err
+	}
+	defer a.Close()
+	b, err := fd.OpenFile(right, name)
+	if err != nil {
+		return false, err
+	}
+	defer b.Close()
+	var bufA, bufB [64 << 10]byte
+	for {
+		n, errA := io.ReadFull(a, bufA[:])
+		m, errB := io.ReadFull(b, bufB[:])
+		if n != m || !bytes.Equal(bufA[:n], bufB[:m]) {
+			return false, nil
+		}
+		for _, err := range []error{errA, errB} {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				return false, err
+			}
+		}
+		if errA != nil {
+			return errB != nil, nil
+		}
+	}
+}
