@@ -86,6 +86,12 @@ func (s *Commits) Checkout(ctx context.Context, req *CheckoutRequest) (*CheckedO
 	return c, s.conn.wrap(err)
 }
 
+// Compare tells which files differ between two states, each a commit or a sandbox as it is now.
+func (s *Commits) Compare(ctx context.Context, from, to string) ([]*Change, error) {
+	resp, err := s.rpc.CompareStates(ctx, &v1.CompareStatesRequest{From: from, To: to})
+	return resp.GetChanges(), s.conn.wrap(err)
+}
+
 // Collect removes what nobody needs; with dry it only tells. Above 0, olderThan also takes commits of that
 // age that have no tag.
 func (s *Commits) Collect(ctx context.Context, olderThan time.Duration, dry bool) (*Collected, error) {

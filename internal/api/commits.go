@@ -113,6 +113,15 @@ func (h *commits) Checkout(ctx context.Context, req *v1.CheckoutRequest) (*v1.Ch
 	return &v1.CheckoutResponse{Sandbox: sandboxMessage(s), Saved: commitMessage(saved)}, nil
 }
 
+// CompareStates implements CommitServiceHandler.
+func (h *commits) CompareStates(ctx context.Context, req *v1.CompareStatesRequest) (*v1.CompareStatesResponse, error) {
+	changes, err := h.cfg.Manager.Compare(ctx, principalOf(ctx), req.GetFrom(), req.GetTo())
+	if err != nil {
+		return nil, err
+	}
+	return &v1.CompareStatesResponse{Changes: changeMessages(changes)}, nil
+}
+
 // CollectCommits implements CommitServiceHandler.
 func (h *commits) CollectCommits(ctx context.Context, req *v1.CollectCommitsRequest) (*v1.CollectCommitsResponse, error) {
 	var older time.Duration

@@ -96,6 +96,7 @@ func steps() []step {
 		{"CommitService/UntagCommit", "POST /v1/commits/ready/untag", `{"commit":"ready","tag":"also/this"}`, `"tags":["ready"]`},
 		{"CommitService/ForkSandbox", "POST /v1/sandboxes/${box}/fork", `{"sandbox":"${box}"}`, `"automatic":true`},
 		{"CommitService/Checkout", "POST /v1/sandboxes/${box}/checkout", `{"sandbox":"${box}","commit":"ready"}`, `"saved":{`},
+		{"CommitService/CompareStates", "GET /v1/compare?from=ready&to=${box}", `{"from":"ready","to":"${box}"}`, `"op":"added"`},
 		{"CommitService/DeleteCommit", "DELETE /v1/commits/ready", `{"commit":"ready"}`, `"message":"m"`},
 		{"CommitService/CollectCommits", "POST /v1/collect", `{"dryRun":true}`, `{`},
 		{"SandboxService/PauseSandbox", "POST /v1/sandboxes/${box}/pause", `{"sandbox":"${box}"}`, `"state":"paused"`},

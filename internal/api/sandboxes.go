@@ -140,9 +140,13 @@ func (h *sandboxes) ListChanges(ctx context.Context, req *v1.ListChangesRequest)
 	if err != nil {
 		return nil, err
 	}
-	resp := &v1.ListChangesResponse{Changes: make([]*v1.Change, 0, len(changes))}
+	return &v1.ListChangesResponse{Changes: changeMessages(changes)}, nil
+}
+
+func changeMessages(changes []sandbox.Change) []*v1.Change {
+	out := make([]*v1.Change, 0, len(changes))
 	for _, c := range changes {
-		resp.Changes = append(resp.Changes, &v1.Change{Op: c.Op, Path: c.Path, Type: c.Type, Size: c.Size, Mode: c.Mode})
+		out = append(out, &v1.Change{Op: c.Op, Path: c.Path, Type: c.Type, Size: c.Size, Mode: c.Mode})
 	}
-	return resp, nil
+	return out
 }

@@ -18,24 +18,33 @@ import (
 const maxText = 1 << 20
 
 func (a *app) diffCmd() *cobra.Command {
-	var workspace string
+	var workspace, from string
 	var names, root bool
 	cmd := &cobra.Command{
 		Use:   "diff [flags] SANDBOX [PATH…]",
 		Short: "Show what a sandbox changed in its workspace",
 		Long: `Show what a sandbox changed in its workspace, compared with the host folder it came from, as a unified
-diff. A sandbox without a workspace, or --root, shows which files of its root file system differ from the
-template.
+diff. A sandbox without a workspace, or --root, shows which files of its root file system differ from what
+it started from; with --from, from a commit or another sandbox, and a commit may stand in its place.
 
 Nothing is run and no link is followed out of the folder, whatever the sandbox wrote.
 
 Exit codes: 0 whether or not there are changes, 125 on failure.`,
 		Example: `  casemate diff fix
   casemate diff fix --names
-  casemate diff fix src > fix.patch`,
+  casemate diff fix src > fix.patch
+  casemate diff --from web/ready web
+  casemate diff --from cmt_3f9a cmt_77b0`,
 		Args:              atLeast(1, "a sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			if from != "" {
+				list, err := c.Commits.Compare(ctx, from, args[0])
+				if err != nil {
+					return cannot(err, "compare %s with %s", args[0], from)
+				}
+				return a.printChanges(list, args[1:])
+			}
 			if !root && workspace == "" {
 				sb, err := c.Sandboxes.Get(ctx, args[0])
 				if err != nil {
@@ -63,6 +72,7 @@ Exit codes: 0 whether or not there are changes, 125 on failure.`,
 	}
 	cmd.Flags().StringVar(&workspace, "workspace", "", "which workspace, where there are several: its path inside")
 	cmd.Flags().BoolVar(&names, "names", false, "names only")
+	cmd.Flags().StringVar(&from, "from", "", "the root file system, compared with this commit or sandbox")
 	cmd.Flags().BoolVar(&root, "root", false, "the root file system instead of a workspace")
 	return cmd
 }
@@ -74,6 +84,11 @@ func (a *app) diffRoot(ctx context.Context, c *client.Client, sandbox string, on
 	if err != nil {
 		return err
 	}
+	return a.printChanges(list, only)
+}
+
+// printChanges lists changes of a root file system, those below the paths in only if there are any.
+func (a *app) printChanges(list []*client.Change, only []string) error {
 	kept := list[:0]
 	for _, ch := range list {
 		if selected(strings.TrimPrefix(ch.GetPath(), "/"), only) {

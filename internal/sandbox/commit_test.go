@@ -257,3 +257,23 @@ func TestCollectTakesOldCommits(t *testing.T) {
 		t.Errorf("what the sandbox stands on went: %v", err)
 	}
 }
+
+func TestCompare(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{Name: "web"})
+	c, err := s.MakeCommit(t.Context(), alice, sb.ID, CommitOptions{Tag: "ready"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pair := range [][2]string{{"ready", "web"}, {c.ID, sb.ID}, {"web", "ready"}} {
+		if got, err := s.Compare(t.Context(), alice, pair[0], pair[1]); err != nil || len(got) != 1 {
+			t.Errorf("%v: %v, %v", pair, got, err)
+		}
+		if _, err := s.Compare(t.Context(), bob, pair[0], pair[1]); !errs.Is(err, errs.NotFound) {
+			t.Errorf("%v by somebody else: %v", pair, err)
+		}
+	}
+	if got, err := s.Compare(t.Context(), alice, "ready", c.ID); err != nil || len(got) != 0 {
+		t.Errorf("with itself: %v, %v", got, err)
+	}
+}

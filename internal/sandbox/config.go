@@ -79,6 +79,8 @@ type Roots interface {
 	Sweep(ctx context.Context, keep map[string]bool) ([]string, error)
 	// Changes tells which files differ from the template, or from a workspace's source.
 	Changes(ctx context.Context, id string, p rootfs.Plan, workspace string) ([]rootfs.Change, error)
+	// Compare tells which files differ between two states.
+	Compare(ctx context.Context, from, to rootfs.State) ([]rootfs.Change, error)
 	// Templates lists what a sandbox can start from.
 	Templates(ctx context.Context) ([]rootfs.Template, error)
 	// Flush writes out what a sandbox's files hold in memory, without all only where it is much.

