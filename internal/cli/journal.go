@@ -19,6 +19,8 @@ func (a *app) journalCmd() *cobra.Command {
 		Long: `Tell the story of a sandbox from the journal, which the server keeps outside it: who did what, when, and
 how it ended. Also for sandboxes that are gone.
 
+For administrators, @server in the place of a sandbox tells what happened to the server's own: its secrets.
+
 With --facts every recorded fact shows, with who observed it: the kernel, the server, or the guest. What
 only the guest saw, such as an exit code, is the word of a program inside the sandbox, and proves nothing.
 
@@ -29,13 +31,17 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 		Args:              exactly(1, "one sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			sb, err := c.Sandboxes.Get(ctx, args[0])
-			if err != nil {
-				return cannot(err, "read the journal of %s", args[0])
+			id := args[0]
+			if id != serverStream {
+				sb, err := c.Sandboxes.Get(ctx, id)
+				if err != nil {
+					return cannot(err, "read the journal of %s", args[0])
+				}
+				id = sb.GetId()
 			}
 			t := &teller{app: a, facts: facts}
 			if follow {
-				err = c.Journal.Follow(ctx, sb.GetId(), after, t.tell)
+				err := c.Journal.Follow(ctx, id, after, t.tell)
 				if ctx.Err() != nil {
 					return nil // Ctrl-C is how following ends
 				}
@@ -43,7 +49,7 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 			}
 			const page = 1000
 			for {
-				events, err := c.Journal.Events(ctx, sb.GetId(), after, page)
+				events, err := c.Journal.Events(ctx, id, after, page)
 				if err != nil {
 					return cannot(err, "read the journal of %s", args[0])
 				}
@@ -64,6 +70,9 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 	cmd.Flags().Uint64Var(&after, "after", 0, "only events after this `NUMBER`")
 	return cmd
 }
+
+// serverStream stands for the server in the place of a sandbox.
+const serverStream = "@server"
 
 // teller prints events, one a line.
 type teller struct {

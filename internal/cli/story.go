@@ -94,6 +94,10 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellContext(e, what, by)
 	case "run":
 		return tellRun(e, what, by)
+	case "secret":
+		return tellSecret(e, what, by)
+	case "model":
+		return tellModel(e, what, by)
 	case "file", "directory":
 		return story{words(kind, what+":", said(e, "path"), tellMove(e), tellSize(e), by), plain}
 	case "port":

@@ -79,6 +79,10 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	if err != nil {
 		return err
 	}
+	headers, err := req.Network.transforms()
+	if err != nil {
+		return err
+	}
 	labels, rest := labelled(req.Metadata)
 	k := kept{
 		Template: t.asked, AutoResume: req.AutoResume != nil && req.AutoResume.Enabled, Metadata: rest,
@@ -91,11 +95,17 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 		return err
 	}
 	sandboxID := id.Sandbox()
+	if err := a.putTransforms(c, sandboxID, network != nil, headers); err != nil {
+		return err
+	}
 	s, err := a.cfg.Manager.Create(c.r.Context(), c.p, sandbox.Spec{
 		Template: t.name, Profile: t.profile, Labels: labels, Env: environment(req.EnvVars, sandboxID, t.asked),
 		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, PauseFilesOnly: req.AutoPauseMemory != nil && !*req.AutoPauseMemory,
 		Extra: k.put(nil), Network: network,
 	}, sandbox.CreateOptions{ID: sandboxID})
+	if err != nil && len(headers) > 0 {
+		a.dropTransforms(c, sandboxID)
+	}
 	if errs.Is(err, errs.FailedPrecondition) {
 		return fail(http.StatusBadRequest, "%s", publicText(err)) // a template that can't be used; 409 means another thing here
 	}

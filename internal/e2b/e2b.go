@@ -42,6 +42,8 @@ type Config struct {
 	Envd Envd
 	// Usage is what sandboxes used earlier.
 	Usage *usage.History
+	// Transforms keeps headers that are put on sandboxes' requests; nil: there are none.
+	Transforms Transforms
 	// Secret is what tokens are derived from. It must stay the same for tokens to.
 	Secret []byte
 	// Domain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.

@@ -20,6 +20,7 @@ import (
 	"casemate.dev/internal/rootfs"
 	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/secret"
 	"casemate.dev/internal/store"
 	"casemate.dev/internal/usage"
 )
@@ -36,6 +37,7 @@ type harness struct {
 	roots   *roots
 	log     *syncBuffer
 	usage   *usage.History
+	vault   *secret.Vault
 }
 
 // syncBuffer is a log that tests read.
@@ -169,10 +171,15 @@ func newHarnessIn(t testing.TB, at place) *harness {
 	keys := policy.NewKeys(db, nil)
 	h.key, h.other = h.newKey(keys), h.newKey(keys)
 	h.log = &syncBuffer{}
+	h.vault, err = secret.Open(t.Context(), secret.Config{DB: db, Journal: journal.Open(db, journal.Options{}), Key: make([]byte, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.vault.Close)
 	h.usage = usage.New(usage.Config{Source: h.manager, Every: time.Nanosecond})
 	h.api, err = New(Config{
 		Manager: h.manager, Keys: keys, Envd: h.envd, Usage: h.usage, Secret: []byte("the secret of this test"), Domain: "e2b.test:8443",
-		Log: slog.New(slog.NewTextHandler(h.log, nil)),
+		Log: slog.New(slog.NewTextHandler(h.log, nil)), Transforms: h.vault,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -111,10 +111,7 @@ func (n *networkConfig) check() error {
 	if len(n.Rules) > 10 {
 		return fail(http.StatusBadRequest, "Network rules can have at most 10 domains.")
 	}
-	switch {
-	case len(n.Rules) > 0:
-		return notYet("network.rules")
-	case present(n.EgressProxy):
+	if present(n.EgressProxy) {
 		return notYet("network.egressProxy")
 	}
 	return nil
@@ -217,6 +214,10 @@ func (a *API) setNetwork(c call) error {
 	if err := n.check(); err != nil {
 		return err
 	}
+	list, err := n.transforms()
+	if err != nil {
+		return err
+	}
 	if s.State != sandbox.Running {
 		return fail(http.StatusConflict, "Sandbox '%s' cannot be updated while in '%s' state", s.ID, s.State)
 	}
@@ -227,6 +228,10 @@ func (a *API) setNetwork(c call) error {
 		change.Network = n.wayOut(u.AllowInternetAccess)
 		change.Network.Limits = s.Spec.Network.Limits
 	} else if err := a.withoutNetwork(&n); err != nil {
+		return err
+	}
+	// The headers first: the update tells the gateway of both.
+	if err := a.putTransforms(c, s.ID, s.Spec.Network != nil, list); err != nil {
 		return err
 	}
 	if _, err := a.cfg.Manager.Update(c.r.Context(), c.p, s.ID, change); err != nil {

@@ -91,7 +91,7 @@ func TestWayOut(t *testing.T) {
 			t.Errorf("%s: rules\n%s\nwant\n%s", body, got, want)
 		}
 	}
-	h.refused(h.call("PUT", path, `{"rules":{"a.test":[]}}`), 501, "rules")
+	h.refused(h.call("PUT", path, `{"egressProxy":{"address":"a:1"}}`), 501, "egressProxy")
 	if d := h.detail(s.SandboxID); fmt.Sprint(d.Network.AllowOut) != "[]" {
 		t.Errorf("a refused update shows: %+v", d.Network)
 	}

@@ -176,10 +176,14 @@ func (a *API) fork(c call) error {
 }
 
 func (a *API) forkInto(c call, s sandbox.Sandbox, count int, life time.Duration) error {
+	bare := make(map[string]error) // forks that lack the headers of their origin
 	_, all, err := a.cfg.Manager.Fork(c.r.Context(), c.p, s.ID, sandbox.ForkOptions{
 		Count: count, Lifetime: life,
 		Shape: func(sandboxID string, spec *sandbox.Spec) {
 			spec.Env = map[string]string{"E2B_SANDBOX_ID": sandboxID}
+			if err := a.copyTransforms(c, s.ID, sandboxID); err != nil {
+				bare[sandboxID] = err
+			}
 		},
 	})
 	if err != nil {
@@ -187,6 +191,12 @@ func (a *API) forkInto(c call, s sandbox.Sandbox, count int, life time.Duration)
 	}
 	out := make([]forkResult, len(all))
 	for i, f := range all {
+		if err := bare[f.Sandbox.ID]; f.Err == nil && err != nil {
+			f.Err = err
+			if _, err := a.cfg.Manager.Delete(c.r.Context(), c.p, f.Sandbox.ID); err != nil {
+				a.log.Error("cannot delete a fork that lacks its origin's headers", "sandbox", f.Sandbox.ID, "error", err)
+			}
+		}
 		if f.Err != nil {
 			out[i].Error = &problem{Code: errs.KindOf(f.Err).Map().HTTP, Message: publicText(f.Err)}
 			continue

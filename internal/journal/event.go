@@ -80,8 +80,8 @@ const (
 	Gap            Type = "gap"             // something was not recorded; facts say what and why
 )
 
-// ServerStream is where events are kept that belong to no sandbox. It is no sandbox's id.
-const ServerStream = "server"
+// ServerStream is where events are kept that belong to no sandbox. It can be no sandbox's id or name.
+const ServerStream = "@server"
 
 // Event is one thing that happened. Sandbox and Type are set by the caller; the Recorder assigns
 // Seq and, where it is zero, Time.

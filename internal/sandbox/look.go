@@ -124,8 +124,15 @@ func (m *Manager) FollowEvents(ctx context.Context, p Principal, ref string, aft
 	return m.journal.Follow(ctx, sandboxID, after, send)
 }
 
-// known returns the whole id of a sandbox, alive or not.
+// known returns the whole id of a sandbox, alive or not; or, for an administrator, the name of the stream of
+// events that belong to none.
 func (m *Manager) known(ctx context.Context, p Principal, ref string) (string, error) {
+	if ref == journal.ServerStream {
+		if !p.admin() {
+			return "", errs.New(errs.PermissionDenied, "what happens to the server itself is for administrators")
+		}
+		return ref, nil
+	}
 	b, stopped, err := m.resolve(ctx, p, ref)
 	if err != nil || b == nil {
 		return stopped.ID, err

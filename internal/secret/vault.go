@@ -78,6 +78,8 @@ type Secret struct {
 	ChangedAt time.Time // its newest version
 	UsedAt    time.Time // zero: never
 	Bindings  []Binding
+	// Sandbox is set for what belongs to one sandbox and goes with it: see Transform.
+	Sandbox string
 	// Fault says why an external value could not be read the last time; "": it could.
 	Fault string
 }
@@ -89,6 +91,7 @@ type body struct {
 	Shape    Shape     `json:"shape"`
 	Changed  time.Time `json:"changed"`
 	Bindings []Binding `json:"bindings,omitempty"`
+	Sandbox  string    `json:"sandbox,omitempty"`
 	// Print tells whether an external value has changed. It is keyed, so that it can't be guessed at.
 	Print []byte `json:"print,omitempty"`
 }
@@ -175,7 +178,7 @@ func ofRow(r store.Secret) (*entry, error) {
 	}
 	e := &entry{print: b.Print, Secret: Secret{
 		ID: r.ID, Owner: r.Owner, Name: r.Name, Class: b.Class, Source: b.Source, Shape: b.Shape, Version: r.Version,
-		CreatedAt: time.Unix(0, r.Created).UTC(), ChangedAt: b.Changed, Bindings: b.Bindings,
+		CreatedAt: time.Unix(0, r.Created).UTC(), ChangedAt: b.Changed, Bindings: b.Bindings, Sandbox: b.Sandbox,
 	}}
 	if r.Used != 0 {
 		e.UsedAt = time.Unix(0, r.Used).UTC()
@@ -186,7 +189,7 @@ func ofRow(r store.Secret) (*entry, error) {
 // put is the write of a secret's row.
 func put(s Secret, print []byte) (store.Write, error) {
 	text, err := json.Marshal(body{
-		Class: s.Class, Source: s.Source, Shape: s.Shape, Changed: s.ChangedAt, Bindings: s.Bindings, Print: print,
+		Class: s.Class, Source: s.Source, Shape: s.Shape, Changed: s.ChangedAt, Bindings: s.Bindings, Print: print, Sandbox: s.Sandbox,
 	})
 	if err != nil {
 		return store.Write{}, fmt.Errorf("encode secret %s: %w", s.ID, err)
@@ -216,7 +219,7 @@ func (v *Vault) List(c Caller) ([]Secret, error) {
 	defer v.mu.Unlock()
 	var all []Secret
 	for _, e := range v.entries {
-		if c.Admin || e.Owner == c.ID {
+		if e.Sandbox == "" && (c.Admin || e.Owner == c.ID) {
 			all = append(all, e.clone())
 		}
 	}
@@ -247,7 +250,7 @@ func (v *Vault) find(c Caller, ref string) (*entry, error) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if e, ok := v.entries[ref]; ok && (c.Admin || e.Owner == c.ID) {
+	if e, ok := v.entries[ref]; ok && e.Sandbox == "" && (c.Admin || e.Owner == c.ID) {
 		return e, nil
 	}
 	if e := v.namedLocked(c.owner(), ref); e != nil {
@@ -258,7 +261,7 @@ func (v *Vault) find(c Caller, ref string) (*entry, error) {
 
 func (v *Vault) namedLocked(owner, name string) *entry {
 	for _, e := range v.entries {
-		if e.Owner == owner && e.Name == name {
+		if e.Sandbox == "" && e.Owner == owner && e.Name == name {
 			return e
 		}
 	}

@@ -603,3 +603,60 @@ func forms(raw []byte) []string {
 	b64, _ := json.Marshal(raw)
 	return []string{string(raw), strings.Trim(string(quoted), `"`), strings.Trim(string(b64), `"=`), fmt.Sprintf("%x", raw)}
 }
+
+func TestTransforms(t *testing.T) {
+	dir := t.TempDir()
+	v := openVault(t, dir, testKey(1))
+	list := func(values ...string) (out []Transform) {
+		for _, s := range values {
+			out = append(out, Transform{Host: "api.example.com", Header: "X-" + s[:1], Value: NewValue([]byte(s))})
+		}
+		return out
+	}
+	values := func(v opened, id string) string {
+		var out []string
+		for _, g := range v.Grants(t.Context(), box(id, user.ID)) {
+			out = append(out, string(g.Value.Reveal()))
+		}
+		return strings.Join(out, " ")
+	}
+	if err := v.SetTransforms(t.Context(), user, "box1", list("a1", "b1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.CopyTransforms(t.Context(), user, "box1", "box2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.SetTransforms(t.Context(), user, "box1", list("c1")); err != nil {
+		t.Fatal(err)
+	}
+	if values(v, "box1") != "c1" || values(v, "box2") != "a1 b1" || values(v, "box3") != "" {
+		t.Errorf("%s; %s; %s", values(v, "box1"), values(v, "box2"), values(v, "box3"))
+	}
+	if err := v.CopyTransforms(t.Context(), other, "box1", "box3"); err != nil || values(v, "box3") != "" {
+		t.Errorf("another copies them: %v", err)
+	}
+	if err := v.SetTransforms(t.Context(), Caller{ID: "sandbox:x", Sandbox: true}, "box1", nil); !errs.Is(err, errs.PermissionDenied) {
+		t.Errorf("a sandbox changes them: %v", err)
+	}
+	if all, _ := v.List(admin); len(all) != 0 {
+		t.Errorf("they are listed: %v", all)
+	}
+	_ = v.db.Close()
+	v = openVault(t, dir, testKey(1))
+	if values(v, "box1") != "c1" || values(v, "box2") != "a1 b1" {
+		t.Errorf("after a restart: %s; %s", values(v, "box1"), values(v, "box2"))
+	}
+	gone := func(id string) bool { return id == "box2" }
+	if err := v.SweepTransforms(gone); err != nil || values(v, "box2") == "" {
+		t.Errorf("new ones are swept: %v", err) // their sandbox may be about to start
+	}
+	for _, e := range v.entries {
+		e.CreatedAt = e.CreatedAt.Add(-time.Hour)
+	}
+	if err := v.SweepTransforms(gone); err != nil || values(v, "box1") != "c1" || values(v, "box2") != "" {
+		t.Errorf("%v; %s; %s", err, values(v, "box1"), values(v, "box2"))
+	}
+	if rows, _ := v.db.Secrets(t.Context()); len(rows) != 1 {
+		t.Errorf("%d rows are left", len(rows))
+	}
+}

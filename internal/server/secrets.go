@@ -236,6 +236,29 @@ func (s *Server) pushSecrets(ctx context.Context) {
 	}
 }
 
+// sweepEvery is how often what belonged to ended sandboxes is removed.
+const sweepEvery = 10 * time.Minute
+
+// sweepSecrets removes what belonged to ended sandboxes, until ctx ends.
+func (s *Server) sweepSecrets(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		err := s.vault.SweepTransforms(func(id string) bool {
+			sb, err := s.manager.Get(ctx, policy.Local(), id)
+			return errs.Is(err, errs.NotFound) || err == nil && sb.State == sandbox.Stopped
+		})
+		if err != nil {
+			s.log.Warn("cannot remove the headers of ended sandboxes", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 func (s *Server) pushOnce(ctx context.Context) error {
 	q := sandbox.Query{PageSize: 1000}
 	var all []error

@@ -124,6 +124,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	if s.gateway != nil {
 		s.background(ctx, s.pushSecrets)
+		s.background(ctx, s.sweepSecrets)
 	}
 	// 8. Keys: the first one is made before the first request could need it.
 	keys := policy.NewKeys(s.db, nil)
