@@ -43,6 +43,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.cfg.Nameservers, "dns", nil, "name server `ADDRESS[:PORT]` that looks up names for sandboxes (repeatable; default those of this host)")
 	fl.StringVar(&f.cfg.NetworkSets, "net-sets", server.DefaultNetworkSets, "directory of named sets of network rules, NAME.rules")
 	fl.StringArrayVar(&f.cfg.ExtraCAs, "extra-ca", nil, "`FILE` with authorities that servers may be signed by, beside those that this host trusts (repeatable)")
+	fl.BoolVar(&f.cfg.E2BDebug, "e2b-debug", false, "serve E2B's debug mode: whoever is on this machine uses one sandbox, at localhost:49983 and 49999, without a key")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")

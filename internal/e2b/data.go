@@ -61,10 +61,14 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) 
 		notThere(to.sandbox).write(w, r)
 		return
 	}
-	k := keptOf(s)
-	if !a.admits(w, r, to, k) {
-		return
+	if a.admits(w, r, to, keptOf(s)) {
+		a.serveAdmitted(w, r, to, s)
 	}
+}
+
+// serveAdmitted serves a request by somebody who may make it, and wakes a paused sandbox for it.
+func (a *API) serveAdmitted(w http.ResponseWriter, r *http.Request, to destination, s sandbox.Sandbox) {
+	k := keptOf(s)
 	owner := sandbox.Principal{ID: s.Owner}
 	if s.State == sandbox.Paused && (isHealth(r, to) || !a.wake(r, owner, s, k)) {
 		notThere(s.ID).write(w, r)

@@ -63,6 +63,8 @@ type API struct {
 	interpreter *interpreter.Handler
 	// search bounds how many signatures are looked for at once.
 	search chan struct{}
+	// debug makes one debug sandbox at a time.
+	debug sync.Mutex
 	// toldOf holds the notices about templates that the log has.
 	toldOf sync.Map
 

@@ -53,6 +53,8 @@ type Config struct {
 	// ExtraCAs are files with authorities, in PEM, that servers may be signed by beside those that the host
 	// trusts: companies with a proxy that looks into TLS have one.
 	ExtraCAs []string
+	// E2BDebug serves the debug mode of E2B's SDKs: one sandbox on fixed ports of localhost, without a key.
+	E2BDebug bool
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
 	MaxSandboxes, MaxPerKey int
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the

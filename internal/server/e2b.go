@@ -27,5 +27,23 @@ func (s *Server) openE2B(keys *policy.Keys) error {
 		return fmt.Errorf("make E2B's protocol: %w", err)
 	}
 	s.undo.Add(s.e2b.Close)
+	return s.openDebug()
+}
+
+// openDebug opens the ports of E2B's debug mode, where that was asked for.
+func (s *Server) openDebug() error {
+	if !s.cfg.E2BDebug {
+		return nil
+	}
+	for _, port := range e2b.DebugPorts() {
+		l, err := e2b.ListenDebug(port)
+		if err != nil {
+			return err
+		}
+		s.add(l, true, false)
+		added := &s.listeners[len(s.listeners)-1]
+		added.debug, added.http.Handler = true, s.e2b.Debug(port)
+	}
+	s.log.Warn("E2B's debug mode is on: every user of this machine may run commands in one sandbox without a key")
 	return nil
 }

@@ -24,6 +24,8 @@ type listener struct {
 	http *http.Server
 	// plain and secure say what is spoken there.
 	plain, secure bool
+	// debug says that it serves E2B's debug mode alone.
+	debug bool
 }
 
 // The limits of a connection. A request's header must come soon and be small; its body and its
@@ -49,7 +51,7 @@ func (s *Server) listen(ctx context.Context) error {
 }
 
 func (s *Server) add(l net.Listener, plain, secure bool) {
-	s.listeners = append(s.listeners, listener{l, s.newHTTP(plain, secure), plain, secure})
+	s.listeners = append(s.listeners, listener{Listener: l, http: s.newHTTP(plain, secure), plain: plain, secure: secure})
 	s.undo.Add(func() { _ = l.Close() })
 }
 

@@ -170,7 +170,7 @@ func (s *Server) Domain() string { return s.domain }
 func (s *Server) Addrs() []net.Addr {
 	var out []net.Addr
 	for _, l := range s.listeners {
-		if l.Addr().Network() == "tcp" {
+		if l.Addr().Network() == "tcp" && !l.debug {
 			out = append(out, l.Addr())
 		}
 	}
