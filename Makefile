@@ -106,6 +106,10 @@ race: guest ## The concurrent packages under the race detector
 e2b: build ## E2B's own SDKs against a server, about a minute (needs node, npm, python3 and their registries; root)
 	test/e2b/run.sh $(SUITES)
 
+.PHONY: e2b-speed
+e2b-speed: build ## Measure what E2B's SDK gets, beside bubblewrap (as e2b)
+	test/e2b/speed.sh
+
 .PHONY: riders
 riders: build ## What is built on E2B's SDKs, MCP's official clients, the examples; two minutes, the first time five (as e2b)
 	test/riders/run.sh $(SUITES)
