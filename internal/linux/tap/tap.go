@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -166,7 +167,35 @@ func configure(c Config) (int, error) {
 			return 0, fmt.Errorf("add route by %s: %w", g, err)
 		}
 	}
+	for _, a := range c.Addrs {
+		if a.Addr().Is6() && v6 {
+			if err := awaitAddr(h, a.Addr()); err != nil {
+				return 0, fmt.Errorf("add address %s: %w", a, err)
+			}
+		}
+	}
 	return index, nil
+}
+
+// The kernel takes an IPv6 address into service in the background, also one that it need not look for on
+// the link (addrconf_dad_work in net/ipv6/addrconf.c). What arrives for it before is dropped, and whoever
+// waits for it sends again a second later.
+const (
+	addrLimit = 2 * time.Second
+	addrEvery = 100 * time.Microsecond
+)
+
+// awaitAddr waits until packets to an address of this namespace arrive.
+func awaitAddr(h *netlink.Handle, a netip.Addr) error {
+	for deadline := time.Now().Add(addrLimit); ; time.Sleep(addrEvery) {
+		routes, err := h.RouteGet(a.AsSlice())
+		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("it is not in service after %s: %w", addrLimit, errors.Join(err, unix.ETIMEDOUT))
+		}
+	}
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
