@@ -145,13 +145,15 @@ describe('host names over TLS', () => {
   })
 })
 
-describe('nothing but an API URL', () => {
-  // Without E2B_SANDBOX_URL the SDK reaches the agent by its host name, over HTTP/2.
+describe('nothing but a domain', () => {
+  // Of E2B_DOMAIN the SDK makes the URL of the control plane, and each sandbox's own, which it calls over HTTP/2.
   test('commands and files by name', async (t) => {
     const { E2B_API_URL, E2B_SANDBOX_URL } = process.env
     t.after(() => Object.assign(process.env, { E2B_API_URL, E2B_SANDBOX_URL }))
     delete process.env.E2B_SANDBOX_URL
-    process.env.E2B_API_URL = E2B_API_URL.replace('http://127.0.0.1', 'https://casemate.localhost')
+    delete process.env.E2B_API_URL
+    process.env.E2B_DOMAIN = E2B_API_URL.replace('http://127.0.0.1', 'casemate.localhost')
+    t.after(() => delete process.env.E2B_DOMAIN)
     const box = await Sandbox.create()
     t.after(() => box.kill())
     assert.equal((await box.commands.run('echo $0')).stdout, '/bin/bash\n')

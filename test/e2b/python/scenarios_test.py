@@ -6,6 +6,7 @@ The server is named by E2B_API_URL and E2B_SANDBOX_URL; nothing else differs fro
 import asyncio
 import json
 import os
+import socket
 import time
 import unittest
 import urllib.request
@@ -196,6 +197,43 @@ class Ports(Case):
                 err.close()
                 time.sleep(0.05)
         self.fail("the server inside does not come up")
+
+
+class Names(Case):
+    """Host names over TLS, with the certificate of the server's own authority, which SSL_CERT_FILE trusts."""
+
+    def setUp(self):
+        # As systemd's resolver has it: every name below localhost leads to the machine itself (RFC 6761).
+        resolve = socket.getaddrinfo
+        socket.getaddrinfo = lambda host, *a, **k: resolve("127.0.0.1" if str(host).endswith(".localhost") else host, *a, **k)
+        self.addCleanup(setattr, socket, "getaddrinfo", resolve)
+
+    def test_port(self):
+        box = self.create()
+        box.files.write("/tmp/www/index.html", "over TLS")
+        box.commands.run("python3 -m http.server 8000 -d /tmp/www", background=True, timeout=0)
+        for _ in range(100):
+            try:
+                with urllib.request.urlopen(f"https://{box.get_host(8000)}") as r:
+                    self.assertEqual(r.read(), b"over TLS")
+                    return
+            except HTTPError as err:  # 502 until it listens
+                self.assertEqual(err.code, 502)
+                err.close()
+                time.sleep(0.05)
+        self.fail("the server inside does not come up")
+
+    def test_nothing_but_a_domain(self):
+        domain = self.create().get_host(1).split(".", 1)[1]
+        kept = {name: os.environ.pop(name) for name in ("E2B_API_URL", "E2B_SANDBOX_URL")}
+        self.addCleanup(os.environ.update, kept)
+        box = Sandbox.create(domain=domain, timeout=60)
+        try:
+            self.assertEqual(box.commands.run("echo by name").stdout, "by name\n")
+            box.files.write("note", "by name")
+            self.assertEqual(box.files.read("note"), "by name")
+        finally:
+            self.assertTrue(box.kill())
 
 
 class Asynchronous(unittest.IsolatedAsyncioTestCase):
