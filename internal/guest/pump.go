@@ -26,9 +26,13 @@ func (c *chunks) get() *[chunkSize]byte {
 
 func (c *chunks) put(b *[chunkSize]byte) { c.pool.Put(b) }
 
-// pump moves what a process prints into its buffer, until every writer has closed the stream.
-func (p *process) pump(f *os.File, s guestwire.Stream, lend *chunks) {
+// pump moves what a process prints into its buffer, until every writer has closed the stream. rest was read
+// before.
+func (p *process) pump(f *os.File, s guestwire.Stream, rest []byte, lend *chunks) {
 	defer p.pumped(f)
+	if len(rest) > 0 {
+		p.print(s, rest)
+	}
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
@@ -85,6 +89,16 @@ func (p *process) print(s guestwire.Stream, b []byte) {
 	p.busy--
 	p.last = now
 	p.mu.Unlock()
+}
+
+// tryPrint is print that does not wait. It returns how many bytes it has put there.
+func (p *process) tryPrint(s guestwire.Stream, b []byte) int {
+	n := p.out.TryAppend(s, b)
+	now := time.Now()
+	p.mu.Lock()
+	p.last = now
+	p.mu.Unlock()
+	return n
 }
 
 // pumped notes that a stream has reached its end.

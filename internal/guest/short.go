@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -93,9 +94,9 @@ func shortRun(call guestwire.Call) (r guestwire.RunProcess, ok bool) {
 	if call.Method != guestwire.MethodRun || !call.Keep || guestwire.Unmarshal(call.Body, &r) != nil {
 		return r, false
 	}
-	return r, !r.Start.TTY && r.Start.Stdin == guestwire.StdinNone && !r.Start.Hold &&
+	return r, !r.Start.TTY && r.Start.Stdin == guestwire.StdinNone &&
 		(r.Start.TimeoutMS == 0 || r.Start.TimeoutMS > 2*shortLimit.Milliseconds()) &&
-		r.Output == guestwire.OutputRequest{ID: r.Output.ID, Follow: true}
+		r.Output == guestwire.OutputRequest{ID: r.Output.ID, Follow: true, Hold: r.Output.Hold}
 }
 
 // run starts a process and answers with its output and end, or hands it over.
@@ -184,6 +185,9 @@ func (p *process) await(seat *spawn.Seat, st *streams, lend *chunks) bool {
 			if fds[1+i].Revents != 0 {
 				printed += p.read(&st.ours[i], buf)
 			}
+			if len(st.ours[i].rest) > 0 {
+				return false
+			}
 			fds[1+i] = unix.PollFd{Fd: int32(st.ours[i].fd), Events: unix.POLLIN}
 		}
 		left := shortLimit - time.Since(begun)
@@ -207,6 +211,9 @@ func (p *process) drain(st *streams, buf *[chunkSize]byte, printed int) bool {
 				return false
 			}
 			printed += p.read(o, buf)
+			if len(o.rest) > 0 {
+				return false
+			}
 		}
 	}
 	return printed <= 2*shortOutput
@@ -219,7 +226,8 @@ func (p *process) read(o *source, buf *[chunkSize]byte) int {
 	case err == unix.EINTR:
 		return 0
 	case n > 0:
-		p.print(o.kind, buf[:n])
+		// Where it had to wait for a reader, a pump does.
+		o.rest = bytes.Clone(buf[p.tryPrint(o.kind, buf[:n]):n])
 		return n
 	}
 	o.close()

@@ -10,6 +10,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/testenv"
 )
 
 // warm gives the runner's connection the short way, which takes one process.
@@ -41,9 +42,9 @@ func TestShortWay(t *testing.T) {
 		{"more than a pipe holds", "for i in 1 2 3 4 5; do printf %s " + big[:16<<10] + "; done", strings.Repeat(big[:16<<10], 5), "", guestwire.EndExited, 0, 0},
 		{"reopens its output", "echo a >/dev/stdout; echo b >>/dev/stderr", "a\n", "b\n", guestwire.EndExited, 0, 0},
 	}
-	for round := range 3 {
+	for round := range 4 {
 		for _, tt := range tests {
-			res := r.sh(tt.script)
+			res := r.run(guestwire.StartProcess{Argv: []string{"sh", "-c", tt.script}, Hold: round%2 == 1})
 			i := res.info
 			if string(res.out) != tt.out || string(res.err) != tt.err || i.End != tt.end || i.Code != tt.code ||
 				i.Signal != tt.signal || i.Leftover != 0 || !i.Complete || i.Bytes != int64(len(tt.out)+len(tt.err)) {
@@ -168,5 +169,45 @@ func TestShortWayIsProdded(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// TestShortWayWaitsForNobody has one process fill what the guest keeps, for a reader that does not read, and
+// another one print for a reader of its own: it has to wait, and nobody else.
+func TestShortWayWaitsForNobody(t *testing.T) {
+	r := newRunner(t, setup{Output: guestwire.MinBuffer})
+	r.sh("true")
+	hog := guestwire.StartProcess{ID: "hog", Argv: []string{"sh", "-c", "head -c 4000000 /dev/zero"}, Hold: true}
+	if _, err := r.Start(t.Context(), hog, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 5*time.Second, "it has filled the pool", func() bool {
+		a, err := r.Get(t.Context(), "hog")
+		b, _ := r.Get(t.Context(), "hog")
+		return err == nil && a.Bytes > 64<<10 && a.Bytes == b.Bytes
+	})
+	r.sh("true") // the connection has the short way again
+	_, s, err := r.Run(t.Context(), guestwire.RunProcess{
+		Start:  guestwire.StartProcess{ID: "waits", Argv: []string{"head", "-c", "30000", "/dev/zero"}, Hold: true},
+		Output: guestwire.OutputRequest{Follow: true, Hold: true},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	r.sh("true")
+	if took := time.Since(begun); took > 3*time.Second {
+		t.Errorf("another start took %v", took)
+	}
+	// The hog's reader comes, late, and takes all.
+	out, err := r.Output(t.Context(), guestwire.OutputRequest{ID: "hog", Follow: true, Hold: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := collect(out); err != nil || res.gaps+int64(len(res.out)) != 4000000 {
+		t.Errorf("the hog: %d bytes and %d lost, %v", len(res.out), res.gaps, err)
+	}
+	if res, err := collect(s); err != nil || res.gaps+int64(len(res.out)) != 30000 {
+		t.Errorf("%d bytes and %d lost, %v", len(res.out), res.gaps, err)
 	}
 }

@@ -112,7 +112,7 @@ func (p *process) begun(c *child, s *streams) {
 func (g *Guest) lookAfter(p *process, s *streams) {
 	for i := range s.ours {
 		if o := &s.ours[i]; o.live() {
-			go p.pump(o.take(), o.kind, &g.chunks)
+			go p.pump(o.take(), o.kind, o.rest, &g.chunks)
 		}
 	}
 	g.reaper.adopt(p.child, p.hasEnded)
@@ -280,6 +280,7 @@ type source struct {
 	fd   int      // a pipe's; -1: closed, or another's
 	file *os.File // a terminal's
 	kind guestwire.Stream
+	rest []byte // was read and not printed yet
 }
 
 func (o *source) live() bool { return o.fd >= 0 || o.file != nil }

@@ -50,14 +50,22 @@ func (p *Pool) NewBuffer(size int64, hold bool) *Buffer {
 func (b *Buffer) Append(s guestwire.Stream, data []byte) {
 	for len(data) > 0 {
 		n := min(len(data), blockSize)
-		b.append(s, data[:n])
+		b.append(s, data[:n], true)
 		data = data[n:]
 	}
 }
 
-func (b *Buffer) append(s guestwire.Stream, p []byte) {
+// TryAppend is Append of at most a block's worth that does not wait. It returns how many bytes the buffer took:
+// fewer where it would have waited for a holding reader.
+func (b *Buffer) TryAppend(s guestwire.Stream, data []byte) int {
+	return b.append(s, data[:min(len(data), blockSize)], false)
+}
+
+// append returns how many bytes were taken: all of them where it may wait.
+func (b *Buffer) append(s guestwire.Stream, p []byte, wait bool) int {
 	b.pool.mu.Lock()
 	defer b.pool.mu.Unlock()
+	all := len(p)
 	for len(p) > 0 {
 		if n := b.fillLocked(s, p); n > 0 {
 			p = p[n:]
@@ -65,6 +73,9 @@ func (b *Buffer) append(s guestwire.Stream, p []byte) {
 		}
 		if b.growLocked() {
 			continue
+		}
+		if !wait && b.heldLocked() != never {
+			break
 		}
 		if b.waitLocked() {
 			continue
@@ -75,6 +86,7 @@ func (b *Buffer) append(s guestwire.Stream, p []byte) {
 		p = nil
 	}
 	b.announceLocked()
+	return all - len(p)
 }
 
 // fillLocked puts bytes into the last block, without making a new one.
@@ -217,6 +229,10 @@ func (b *Buffer) heldLocked() int64 {
 	return held
 }
 
+// poolLook is how long a writer waits until it looks again whether the pool has room: that comes without notice,
+// when others let go of theirs.
+const poolLook = 100 * time.Millisecond
+
 // waitLocked waits until a holder has moved or lost its right. It reports false where there is no
 // holder to wait for.
 func (b *Buffer) waitLocked() bool {
@@ -229,7 +245,7 @@ func (b *Buffer) waitLocked() bool {
 	room, patience := b.room, b.patienceLocked()
 	b.announceLocked()
 	b.pool.mu.Unlock()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(min(patience, poolLook))
 	select {
 	case <-room:
 	case <-timer.C:

@@ -167,18 +167,8 @@ func (b *Backend) fork(g *guest) error {
 		if dir >= 0 {
 			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		}
-		// The guest's threads inherit the slack of the one that forks.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
-		if err == nil {
-			err = unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0)
-		}
-		if err != nil {
-			return os.NewSyscallError("prctl PR_SET_TIMERSLACK", err)
-		}
-		defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0) }()
-		pid, err = syscall.ForkExec(programPath(), []string{"casemate-guest"}, attr) //nolint:forbidigo // the guest is no process of a sandbox
+		var err error
+		pid, err = execGuest(attr)
 		return err
 	}
 	if g.group != nil {
@@ -208,6 +198,21 @@ func (b *Backend) fork(g *guest) error {
 // sleeps for 20 µs at a time, which took an eighth of the guest's processor time. The thread that starts
 // processes, and with it they, has the usual 50,000 (guest/spawn).
 const guestSlack = 5_000_000
+
+// execGuest forks and executes the guest program, whose threads inherit the slack of the one that forks.
+func execGuest(attr *syscall.ProcAttr) (pid int, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	if err == nil {
+		err = unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0)
+	}
+	if err != nil {
+		return 0, os.NewSyscallError("prctl PR_SET_TIMERSLACK", err)
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0) }() // what was read can be set
+	return syscall.ForkExec(programPath(), []string{"casemate-guest"}, attr)         //nolint:forbidigo // the guest is no process of a sandbox
+}
 
 // giveIDs maps the guest's ids and tells it so: it waits for that before it does anything else.
 func (b *Backend) giveIDs(g *guest, control net.Conn) error {
