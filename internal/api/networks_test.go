@@ -18,6 +18,10 @@ func (noGateway) Refused(context.Context, string, time.Time) ([]egress.Refusal, 
 	return nil, nil
 }
 
+func (noGateway) Stats() (egress.Stats, bool) {
+	return egress.Stats{Sandboxes: 1, Connections: 7}, true
+}
+
 func (noGateway) Usage(context.Context, string) (egress.Usage, error) { return egress.Usage{}, nil }
 
 func (noGateway) Adopt(context.Context, []egress.Member) map[string]error { return nil }

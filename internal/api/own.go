@@ -100,11 +100,34 @@ func (a *API) writeMetrics(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
+	a.writeGatewayMetrics(&b)
 	fmt.Fprintf(&b, "# HELP casemate_uptime_seconds Seconds since the server started.\n# TYPE casemate_uptime_seconds gauge\ncasemate_uptime_seconds %.0f\n",
 		time.Since(a.stats.started).Seconds())
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	_, _ = w.Write([]byte(b.String()))
 	return nil
+}
+
+// writeGatewayMetrics writes what the gateway process says of itself, while it runs.
+func (a *API) writeGatewayMetrics(b *strings.Builder) {
+	s, ok := a.cfg.Manager.NetworkStats()
+	if !ok {
+		return
+	}
+	for _, row := range []struct {
+		name, kind, help string
+		value            int64
+	}{
+		{"casemate_gateway_sandboxes", "gauge", "Sandboxes with a network.", int64(s.Sandboxes)},
+		{"casemate_gateway_open", "gauge", "Connections of sandboxes that are open.", s.Open},
+		{"casemate_gateway_connections_total", "counter", "Connections that the gateway process was asked for.", s.Connections},
+		{"casemate_gateway_refused_total", "counter", "What it refused.", s.Refused},
+		{"casemate_gateway_sent_bytes_total", "counter", "Bytes out of sandboxes.", s.Sent},
+		{"casemate_gateway_received_bytes_total", "counter", "Bytes into sandboxes.", s.Received},
+		{"casemate_gateway_heap_bytes", "gauge", "Memory that the gateway process uses.", s.HeapBytes},
+	} {
+		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s %s\n%s %d\n", row.name, row.help, row.name, row.kind, row.name, row.value)
+	}
 }
 
 // countStates counts the sandboxes that have not stopped.

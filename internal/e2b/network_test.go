@@ -32,6 +32,9 @@ func (noGateway) Refused(context.Context, string, time.Time) ([]egress.Refusal, 
 	return nil, nil
 }
 
+// Stats implements sandbox.Gateway.
+func (noGateway) Stats() (egress.Stats, bool) { return egress.Stats{}, false }
+
 // Usage implements sandbox.Gateway.
 func (noGateway) Usage(context.Context, string) (egress.Usage, error) { return egress.Usage{}, nil }
 

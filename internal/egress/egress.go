@@ -208,8 +208,10 @@ type Event struct {
 	Method  string         `json:"method,omitempty"`
 	Path    string         `json:"path,omitempty"`
 	Status  int            `json:"status,omitempty"`
-	Count   int            `json:"count,omitempty"`
-	Note    string         `json:"note,omitempty"`
+	// Count says how many events this one is: a sandbox's are summed up where there are too many to stand
+	// alone, with their bytes together.
+	Count int    `json:"count,omitempty"`
+	Note  string `json:"note,omitempty"`
 	// Secret and Version name the secret that it is about.
 	Secret  string `json:"secret,omitempty"`
 	Version uint64 `json:"version,omitempty"`
@@ -232,6 +234,10 @@ type Usage struct {
 type Stats struct {
 	Sandboxes   int   `json:"sandboxes"`
 	Connections int64 `json:"connections"` // since it began
+	Open        int64 `json:"open"`
+	Refused     int64 `json:"refused"`
+	Sent        int64 `json:"sent"`
+	Received    int64 `json:"received"`
 	Events      int64 `json:"events"`
 	Goroutines  int   `json:"goroutines"`
 	HeapBytes   int64 `json:"heap_bytes"`

@@ -33,6 +33,8 @@ type (
 	Refusal = egress.Refusal
 	// NetworkUsage is what a sandbox has moved and has open.
 	NetworkUsage = egress.Usage
+	// NetworkStats are figures of the gateway process.
+	NetworkStats = egress.Stats
 )
 
 // Network is a sandbox's way out. A Spec without one has no device, and never gets one; an empty one has a
@@ -55,6 +57,8 @@ type Gateway interface {
 	Refused(ctx context.Context, id string, since time.Time) ([]egress.Refusal, error)
 	// Usage returns what a sandbox has moved and has open.
 	Usage(ctx context.Context, id string) (egress.Usage, error)
+	// Stats returns the gateway process's figures; ok is false where none runs.
+	Stats() (s egress.Stats, ok bool)
 	// Adopt brings the gateway of an earlier server in line with the sandboxes that live.
 	Adopt(ctx context.Context, list []egress.Member) map[string]error
 }
@@ -320,6 +324,14 @@ func (m *Manager) networked(ctx context.Context, p Principal, ref string) (*box,
 			WithHint("create one with --allow HOST, or with --net closed to set rules later")
 	}
 	return b, s, nil
+}
+
+// NetworkStats returns the gateway process's figures; ok is false where none runs.
+func (m *Manager) NetworkStats() (s NetworkStats, ok bool) {
+	if m.cfg.Gateway == nil {
+		return s, false
+	}
+	return m.cfg.Gateway.Stats()
 }
 
 // NetworkAnswer is one part of an explanation.

@@ -536,6 +536,29 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// A sandbox that opens connections in a loop fills no journal: what is too much is summed up, and no connection
+// is left out of the sums.
+func TestEventFlood(t *testing.T) {
+	s := &sandbox{id: "one", gw: &Gateway{events: newEvents()}, quota: newQuota()}
+	const n = 5000
+	for i := range n {
+		s.emit(egress.Event{Type: egress.EventClosed, Target: fmt.Sprintf("a%d.test:443", i%500), Sent: 1})
+	}
+	s.flush()
+	var alone, summed int
+	var bytes int64
+	for _, e := range s.gw.events.list {
+		if e.Count == 0 {
+			alone++
+		}
+		summed += e.Count
+		bytes += e.Sent
+	}
+	if alone+summed != n || bytes != n || len(s.gw.events.list) > eventBurst+maxSums+100 {
+		t.Errorf("%d alone, %d summed up, %d bytes, %d events", alone, summed, bytes, len(s.gw.events.list))
+	}
+}
+
 // A server that refuses, and one that is not there, look inside as they are.
 func TestUpstreamRefuses(t *testing.T) {
 	w := world.New(t)

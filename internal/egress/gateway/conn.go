@@ -92,7 +92,7 @@ func (c *conn) established() {
 	c.mu.Lock()
 	e := c.eventLocked(egress.EventOpened)
 	c.mu.Unlock()
-	c.s.gw.emit(e)
+	c.s.emit(e)
 }
 
 // end takes a connection out. open says that established was called.
@@ -115,7 +115,7 @@ func (c *conn) end(open bool) {
 		}
 		c.mu.Unlock()
 		e.Sent, e.Recv = c.sent.Load(), c.recv.Load()
-		c.s.gw.emit(e)
+		c.s.emit(e)
 	}
 	c.s.wg.Done()
 }
@@ -191,11 +191,12 @@ func (c *conn) idle() time.Duration {
 // ends the connection.
 func (c *conn) count(n int, out bool) bool {
 	c.touch()
-	m, own := c.s.in, &c.recv
+	m, own, all := c.s.in, &c.recv, &c.s.gw.stats.received
 	if out {
-		m, own = c.s.out, &c.sent
+		m, own, all = c.s.out, &c.sent, &c.s.gw.stats.sent
 	}
 	own.Add(int64(n))
+	all.Add(int64(n))
 	if err := m.wait(c.ctx, n); err != nil {
 		return false
 	}

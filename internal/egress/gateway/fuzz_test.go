@@ -20,7 +20,7 @@ func FuzzDNS(f *testing.F) {
 	b, _ := q.Pack()
 	f.Add(b)
 	g := &Gateway{events: newEvents()}
-	s := &sandbox{gw: g, names: newNames(), ctx: f.Context(), out: newMeter(), in: newMeter()}
+	s := &sandbox{gw: g, names: newNames(), ctx: f.Context(), out: newMeter(), in: newMeter(), quota: newQuota()}
 	s.setPolicy(egress.Policy{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		q := new(dns.Msg)

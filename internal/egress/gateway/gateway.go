@@ -82,6 +82,8 @@ func descriptors() int {
 type stats struct {
 	connections, events atomic.Int64
 	open                atomic.Int64 // now
+	refused             atomic.Int64
+	sent, received      atomic.Int64
 }
 
 // New returns a gateway that serves nobody yet.
@@ -238,6 +240,7 @@ func (g *Gateway) watchIdle() {
 			if err != nil {
 				continue
 			}
+			s.flush()
 			limit := s.policy.Load().limits.Idle
 			for _, c := range s.open() {
 				if c.idle() > limit {

@@ -52,6 +52,7 @@ type sandbox struct {
 	in     *meter // bytes into it
 	wg     sync.WaitGroup
 
+	quota   *quota
 	lookups chan struct{} // a place for each lookup under way
 
 	mu       sync.Mutex // guards the fields below
@@ -73,7 +74,7 @@ const maxLookups = 64
 func (g *Gateway) newSandbox(id string, tap *os.File, p egress.Policy) (*sandbox, error) {
 	s := &sandbox{
 		id: id, gw: g, names: newNames(), conns: map[uint64]*conn{}, flows: map[udpKey]*conn{},
-		lookups: make(chan struct{}, maxLookups), out: newMeter(), in: newMeter(),
+		lookups: make(chan struct{}, maxLookups), out: newMeter(), in: newMeter(), quota: newQuota(),
 	}
 	s.setPolicy(p)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -135,6 +136,7 @@ func (s *sandbox) close() {
 	s.dev.Close()
 	s.stack.Destroy()
 	s.wg.Wait()
+	s.flush()
 }
 
 // judge asks the rules.
@@ -149,6 +151,7 @@ func (s *sandbox) strange(p packet) {
 // refuse records a refusal.
 func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) {
 	now := time.Now()
+	s.gw.stats.refused.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.refusals {
@@ -161,7 +164,7 @@ func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) {
 			again.Last = now
 			s.refusals = append(append(s.refusals[:i:i], s.refusals[i+1:]...), again)
 			if again.Count&(again.Count-1) == 0 { // 2, 4, 8 …
-				s.gw.emit(egress.Event{Sandbox: s.id, Type: egress.EventRefused, Proto: proto, Target: target, Verdict: &v, Count: again.Count})
+				s.emit(egress.Event{Sandbox: s.id, Type: egress.EventRefused, Proto: proto, Target: target, Verdict: &v, Count: again.Count})
 			}
 			return
 		}
@@ -171,7 +174,7 @@ func (s *sandbox) refuse(proto rules.Proto, target string, v rules.Verdict) {
 	if n := len(s.refusals) - keepRefusals; n > 0 {
 		s.refusals = s.refusals[n:]
 	}
-	s.gw.emit(egress.Event{Sandbox: s.id, Type: egress.EventRefused, Proto: proto, Target: target, Verdict: &v})
+	s.emit(egress.Event{Sandbox: s.id, Type: egress.EventRefused, Proto: proto, Target: target, Verdict: &v})
 }
 
 // refused returns what was refused at or after since.

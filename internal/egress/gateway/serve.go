@@ -128,6 +128,7 @@ func (g *Gateway) statsNow() *egress.Stats {
 	runtime.ReadMemStats(&m)
 	return &egress.Stats{
 		Sandboxes: len(g.Sandboxes()), Connections: g.stats.connections.Load(), Events: g.stats.events.Load(),
+		Open: g.stats.open.Load(), Refused: g.stats.refused.Load(), Sent: g.stats.sent.Load(), Received: g.stats.received.Load(),
 		Goroutines: runtime.NumGoroutine(), HeapBytes: int64(m.HeapAlloc),
 	}
 }

@@ -228,7 +228,7 @@ func (c *conn) event(e egress.Event) {
 	base := c.eventLocked(e.Type)
 	c.mu.Unlock()
 	e.Sandbox, e.Conn, e.Proto, e.Target, e.Dialed = base.Sandbox, base.Conn, base.Proto, base.Target, base.Dialed
-	c.s.gw.emit(e)
+	c.s.emit(e)
 }
 
 // replay is a connection whose first bytes were read already, and whose bytes are counted.
