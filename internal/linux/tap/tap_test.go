@@ -5,8 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
-	"strconv"
 	"testing"
 	"time"
 
@@ -15,34 +13,19 @@ import (
 
 	"casemate.dev/internal/linux/netns"
 	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/world"
 )
 
 // namespace makes an empty network namespace.
 func namespace(t *testing.T) *os.File {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test needs root")
+	testenv.Root(t)
+	f, err := world.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
 	}
-	type result struct {
-		f   *os.File
-		err error
-	}
-	done := make(chan result)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- result{nil, err}
-			return
-		}
-		f, err := os.Open("/proc/self/task/" + strconv.Itoa(unix.Gettid()) + "/ns/net")
-		done <- result{f, err}
-	}()
-	r := <-done
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	t.Cleanup(func() { _ = r.f.Close() })
-	return r.f
+	t.Cleanup(func() { _ = f.Close() })
+	return f
 }
 
 func config() Config {

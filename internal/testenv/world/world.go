@@ -129,11 +129,18 @@ func NewNamespace() (*os.File, error) {
 		f   *os.File
 		err error
 	}
-	done := make(chan result)
+	done := make(chan result, 1)
 	go func() {
-		// The thread ends with the goroutine; the test's main thread is not among those that run it, since
-		// TestMain holds it.
+		// The thread ends with the goroutine. The main thread can't end, so another one does it.
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			go func() {
+				f, err := NewNamespace()
+				done <- result{f, err}
+			}()
+			runtime.UnlockOSThread()
+			return
+		}
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- result{nil, err}
 			return
