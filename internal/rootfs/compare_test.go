@@ -87,7 +87,7 @@ func TestCompareFindsWhatAScanFinds(t *testing.T) {
 				tree := scanned(t, g.root)
 				changes, err := s.Changes(t.Context(), g.id, g.plan, "")
 				must(t, err)
-				before := map[string]string{}
+				var before map[string]string
 				if n > 0 {
 					before = points[len(points)-1].tree
 				} else {

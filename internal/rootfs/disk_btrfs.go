@@ -66,6 +66,7 @@ type grant struct {
 	id     uint64
 	wanted int64
 	given  int64
+	rests  bool // nobody writes to it, and it was given no more than it holds
 }
 
 func openBtrfs(dir string, size int64, log *slog.Logger) (disk, error) {
@@ -226,7 +227,7 @@ func (d *btrfsDisk) reapLocked() {
 // strainedLocked reports whether some layer has less than it was promised.
 func (d *btrfsDisk) strainedLocked() bool {
 	for _, g := range d.layers {
-		if g.given < g.wanted {
+		if g.given < g.wanted && !g.rests {
 			return true
 		}
 	}
@@ -248,7 +249,11 @@ func (d *btrfsDisk) evenLocked() {
 			used = g.given
 		}
 		used += d.counters.Pending(g.id)
-		claims = append(claims, claim{used: used, want: max(g.wanted, used)})
+		want := max(g.wanted, used)
+		if g.rests {
+			want = used
+		}
+		claims = append(claims, claim{used: used, want: want})
 	}
 	limits := share(capacity, claims)
 	for _, lower := range []bool{true, false} {
@@ -367,6 +372,53 @@ func (d *btrfsDisk) lend(path string) (func() error, error) {
 		return btrfs.LimitID(d.rootDir, g.id, g.given)
 	}
 	return back, btrfs.LimitID(d.rootDir, g.id, g.given+lendBytes)
+}
+
+func (d *btrfsDisk) rest(path string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g, ok := d.layers[path]
+	if !ok {
+		return errs.New(errs.NotFound, "no such layer")
+	}
+	if g.rests || g.wanted == 0 {
+		return nil
+	}
+	used, err := btrfs.Usage(d.rootDir, g.id)
+	if err != nil {
+		return err
+	}
+	least := min(g.given, used+d.counters.Pending(g.id))
+	if err := btrfs.LimitID(d.rootDir, g.id, max(least, 1)); err != nil {
+		return err
+	}
+	g.given, g.rests, d.changed = least, true, true
+	return nil
+}
+
+func (d *btrfsDisk) rouse(path string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g, ok := d.layers[path]
+	if !ok {
+		return errs.New(errs.NotFound, "no such layer")
+	}
+	if !g.rests {
+		return nil
+	}
+	room := min(g.wanted-g.given, d.freeLocked())
+	if room < min(g.wanted-g.given, minGrant) {
+		if room = min(g.wanted-g.given, d.makeRoomLocked()/2); room < min(g.wanted-g.given, minGrant) {
+			return errs.New(errs.ResourceExhausted, "the store is full").
+				WithHint("delete sandboxes or commits; a larger store needs a new data directory: casemate serve --store-size")
+		}
+	}
+	given := g.given + max(room, 0)
+	if err := btrfs.LimitID(d.rootDir, g.id, given); err != nil {
+		return err
+	}
+	g.given, g.rests, d.changed = given, false, true
+	return nil
 }
 
 func (d *btrfsDisk) snapshot(path string) (string, func() error, error) {

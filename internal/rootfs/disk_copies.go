@@ -28,6 +28,11 @@ func (copies) flush(path string, all bool) error {
 	return fd.SyncFS(dir)
 }
 
+// rest has nothing to give back: limits reserve no room.
+func (copies) rest(string) error { return nil }
+
+func (copies) rouse(string) error { return nil }
+
 // copyReserve is what committing leaves free at least of the data directory's file system.
 const copyReserve = 1 << 30
 

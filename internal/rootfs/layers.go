@@ -249,6 +249,23 @@ func (s *Store) Sweep(ctx context.Context, keep map[string]bool) ([]string, erro
 // Used returns the bytes that a sandbox's writable layer holds, as of the store's last commit.
 func (s *Store) Used(id string) (int64, error) { return s.disk.used(s.live(id)) }
 
+// Rest gives back the room that a sandbox's writable layer was promised and does not use, since nobody will
+// write to it until Rouse. Idempotent.
+func (s *Store) Rest(id string) error {
+	if !validID(id) {
+		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
+	}
+	return s.disk.rest(s.live(id))
+}
+
+// Rouse gives a layer at rest room again. Idempotent. ResourceExhausted: the store is full.
+func (s *Store) Rouse(id string) error {
+	if !validID(id) {
+		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
+	}
+	return s.disk.rouse(s.live(id))
+}
+
 // Lend raises a layer's limit a little until back is called, so that a sandbox which filled its disk
 // can be mounted, cleaned or deleted: overlayfs needs to write for all of these.
 func (s *Store) Lend(id string) (back func() error, err error) { return s.disk.lend(s.live(id)) }

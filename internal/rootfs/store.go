@@ -72,6 +72,10 @@ type disk interface {
 	remove(path string) error
 	// used returns the bytes that a layer holds.
 	used(path string) (int64, error)
+	// rest takes back what a layer was given beyond what it holds, since nobody writes to it for a while, and
+	// rouse gives it room again. ResourceExhausted: there is none.
+	rest(path string) error
+	rouse(path string) error
 	// lend raises a layer's limit by a reserve for mounts and deletes until back is called.
 	lend(path string) (back func() error, err error)
 	// snapshot returns a directory that shows the layer as it is now and does not change, and what

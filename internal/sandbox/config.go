@@ -95,6 +95,9 @@ type Roots interface {
 	PutEnv(id string, env map[string]string) error
 	Env(id string) (map[string]string, error)
 	LayerEnv(layer string) (map[string]string, error)
+	// Rest gives back the room that a sandbox's files were promised and don't use, until Rouse.
+	Rest(id string) error
+	Rouse(id string) error
 	// Lend raises the disk limit of a sandbox a little until back is called, for a mount.
 	Lend(id string) (back func() error, err error)
 	// Durable reports whether a sandbox's files survive a restart of the server without a process in it.

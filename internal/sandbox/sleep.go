@@ -86,10 +86,18 @@ func (m *Manager) sleep(ctx context.Context, actor string, b *box, checkout stri
 	m.endProcesses(b)
 	m.endContexts(b)
 	b.inst.put(nil)
+	m.rest(b)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.leaving = false
 	return b.snapshotLocked(), nil
+}
+
+// rest gives back what the files of a sandbox that sleeps don't need.
+func (m *Manager) rest(b *box) {
+	if err := m.cfg.Roots.Rest(b.id); err != nil {
+		m.log.Warn("cannot take back the room of a sandbox that sleeps", "sandbox", b.id, "error", err)
+	}
 }
 
 // saveLockedAs saves b in a state, which may be the one that it has.
@@ -213,6 +221,11 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 	if err != nil {
 		return nil, err
 	}
+	if err := m.cfg.Roots.Rouse(b.id); err != nil {
+		return nil, err
+	}
+	slept := cleanup.New(func() { m.rest(b) })
+	defer slept.Run()
 	back, err := m.cfg.Roots.Lend(b.id) // a full disk must not keep it from starting
 	if err != nil {
 		return nil, err
@@ -237,6 +250,7 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 		return nil, err
 	}
 	undo.Release()
+	slept.Release()
 	return inst, nil
 }
 
@@ -261,6 +275,7 @@ func (m *Manager) recoverAsleep(ctx context.Context, b *box, r *recovery) error 
 			return m.lost(ctx, b, r, ending{EndLost, "its checkout could not be finished when the server started"})
 		}
 	}
+	m.rest(b)
 	m.take(b)
 	close(b.ready)
 	b.mu.Lock()

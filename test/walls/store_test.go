@@ -13,7 +13,9 @@ import (
 	"syscall"
 	"testing"
 
+	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/selftest"
 )
 
@@ -38,23 +40,20 @@ func TestSetuidStaysInside(t *testing.T) {
 	if err != nil || r.Output != "47550\n" {
 		t.Fatalf("make the program: %q, %v", r.Output, err)
 	}
+	// A commit keeps the program as it is, in the same store.
+	still := func() error { return nil }
+	layer, err := h.store.Commit(t.Context(), b.ID(), b.plan, still, still)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := h.store.Plan(t.Context(), rootfs.Request{ID: id.Sandbox(), Layer: layer.ID, DiskBytes: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed := filepath.Join(again.Lowers[0], "tmp/made")
+	checkSetuid(t, committed)
 	made := filepath.Join(b.plan.Upper, "tmp/made")
-	info, err := os.Stat(made)
-	if err != nil || info.Mode()&fs.ModeSetuid == 0 || info.Sys().(*syscall.Stat_t).Uid != 0 {
-		t.Fatalf("the program does not lie in the layer as it was made: %v, %v", info, err)
-	}
-	if out, err := asNobody(t.Context(), made); err == nil {
-		t.Errorf("an unprivileged user of the host ran it and became %s", out)
-	}
-	// Root of the host gets past the mode, not past the mount's flags.
-	if err := exec.CommandContext(t.Context(), made).Run(); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("it can be executed on the host: %v", err)
-	}
-	for _, flag := range []string{"nosuid", "nodev", "noexec"} {
-		if flags := mountFlags(t, made); !slices.Contains(flags, flag) {
-			t.Errorf("the store is mounted %v, without %s", flags, flag)
-		}
-	}
+	checkSetuid(t, made)
 
 	// The twin: the same program in an open directory that is mounted without these flags.
 	open := t.TempDir()
@@ -77,6 +76,28 @@ func TestSetuidStaysInside(t *testing.T) {
 	defer func() { _ = os.Remove(twin) }()
 	if out, err := asNobody(t.Context(), twin); err != nil || out != "0" {
 		t.Errorf("the attack does not work where nothing is in its way: %q, %v", out, err)
+	}
+}
+
+// checkSetuid checks that a set-user-id program of root inside is there, and gives nobody of the host
+// anything.
+func checkSetuid(t *testing.T, made string) {
+	t.Helper()
+	info, err := os.Stat(made)
+	if err != nil || info.Mode()&fs.ModeSetuid == 0 || info.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Fatalf("the program does not lie in the layer as it was made: %v, %v", info, err)
+	}
+	if out, err := asNobody(t.Context(), made); err == nil {
+		t.Errorf("an unprivileged user of the host ran it and became %s", out)
+	}
+	// Root of the host gets past the mode, not past the mount's flags.
+	if err := exec.CommandContext(t.Context(), made).Run(); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("it can be executed on the host: %v", err)
+	}
+	for _, flag := range []string{"nosuid", "nodev", "noexec"} {
+		if flags := mountFlags(t, made); !slices.Contains(flags, flag) {
+			t.Errorf("the store is mounted %v, without %s", flags, flag)
+		}
 	}
 }
 

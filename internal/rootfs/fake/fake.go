@@ -77,6 +77,12 @@ func (l *Layers) Flush(string, bool) error { return nil }
 // Durable implements sandbox.Roots.
 func (l *Layers) Durable() bool { return true }
 
+// Rest implements sandbox.Roots.
+func (l *Layers) Rest(string) error { return nil }
+
+// Rouse implements sandbox.Roots.
+func (l *Layers) Rouse(string) error { return nil }
+
 // Lend implements sandbox.Roots.
 func (l *Layers) Lend(string) (func() error, error) { return func() error { return nil }, nil }
 
