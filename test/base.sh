@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds template base from scratch on a server of its own, and uses it: sudo, apt, python, git.
+# Builds templates base and code-interpreter from scratch on a server of its own, and uses them: sudo, apt,
+# python, git; IPython, matplotlib, Node.js.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,4 +26,17 @@ check root sudo whoami
 check 42 python3 -c 'print(6*7)'
 check ok sh -c 'git --version >/dev/null && curl --version >/dev/null && echo ok'
 check /home/user bash -l -c pwd
-echo "base: ok"
+bin/casemate template build code-interpreter
+check() { # EXPECTED COMMAND…
+	local want=$1 got
+	shift
+	got=$(bin/casemate run --template code-interpreter -- "$@")
+	[[ $got == "$want" ]] || { echo "code-interpreter: '$*' gave '$got', not '$want'" >&2; exit 1; }
+}
+check 6 python3 -c 'import IPython, numpy, pandas, matplotlib.pyplot; print(numpy.arange(4).sum())'
+check 42 node -p '6*7'
+check function node -p 'typeof require("module").stripTypeScriptTypes'
+check ok sh -c 'npm --version >/dev/null && echo ok'
+check '' sh -c 'find / -xdev -uid 1878982656 -o -path /tmp/casemate-build'
+check '' sh -c 'ls /home/user'
+echo "base, code-interpreter: ok"

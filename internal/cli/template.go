@@ -20,6 +20,8 @@ func (a *app) templateCmd() *cobra.Command {
 
   host   this machine's /usr, read-only, with an /etc made up: nothing to download; profile locked only
   base   a Debian with bash, python3, git, curl and a user with sudo; built once
+  code-interpreter
+         base with IPython, numpy, pandas, matplotlib and Node.js; built once
 
 Exit codes: 0, or 125 on failure.`,
 		Args: cobra.NoArgs,
@@ -72,11 +74,12 @@ func (a *app) templateBuildCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build NAME",
 		Short: "Build a built-in template",
-		Long: `Build a built-in template; base takes a few minutes and downloads packages with debootstrap. A template
-that is there is left alone, unless you --force.
+		Long: `Build a built-in template; base takes a few minutes and downloads packages with debootstrap. code-interpreter
+builds base too where it is missing, and adds Python packages and Node.js from this machine's Python package index,
+at fixed versions with checked hashes. A template that is there is left alone, unless you --force.
 
 Exit codes: 0, or 125 when it could not be built.`,
-		Example: "  casemate template build base",
+		Example: "  casemate template build base\n  casemate template build code-interpreter",
 		Args:    exactly(1, "one template"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			start := time.Now()
@@ -97,6 +100,6 @@ Exit codes: 0, or 125 when it could not be built.`,
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "build it again although it is there")
-	cmd.ValidArgs = []string{"base"}
+	cmd.ValidArgs = []string{"base", "code-interpreter"}
 	return cmd
 }

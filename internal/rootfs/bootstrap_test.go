@@ -137,7 +137,8 @@ func TestOpenBase(t *testing.T) {
 		must(t, writeMeta(s.templateDir()+"/"+name, m))
 	}
 	mkdirs(t, s.templateDir()+"/base-5") // half deleted
-	b, err := s.openBase()
+	base, _ := recipeOf("base")
+	b, err := s.openBuilt(base)
 	if err != nil || b == nil || b.meta.Source != "old" {
 		t.Errorf("%+v %v", b, err)
 	}

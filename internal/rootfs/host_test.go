@@ -153,7 +153,7 @@ func TestTemplates(t *testing.T) {
 	s := open(t, Config{Mechanism: light(t)})
 	all, err := s.Templates(t.Context())
 	must(t, err)
-	if len(all) != 2 || all[0].Name != "host" || !all[0].Ready || all[0].SizeBytes == 0 || all[1].Name != "base" || all[1].Ready {
+	if len(all) != 3 || all[0].Name != "host" || !all[0].Ready || all[0].SizeBytes == 0 || all[1].Name != "base" || all[1].Ready || all[2].Name != "code-interpreter" || all[2].Ready {
 		t.Errorf("%+v", all)
 	}
 	if p := all[0].Profiles; len(p) != 1 || p[0] != "locked" {

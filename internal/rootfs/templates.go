@@ -21,10 +21,10 @@ type templates struct {
 	// host is set where this machine can give its own /usr; hostErr says why not.
 	host    *hostTemplate
 	hostErr error
-	// base is set once it is built.
-	base *baseTemplate
-	// building is set while base is being built.
-	building bool
+	// built are the templates that were built, by name.
+	built map[string]*builtTemplate
+	// building are the names of those that are being built.
+	building map[string]bool
 }
 
 // meta is what lies beside a stored layer of a template.
@@ -47,9 +47,15 @@ func (s *Store) openTemplates(ctx context.Context) error {
 	if t.hostErr != nil {
 		s.warn("template host is not available", t.hostErr)
 	}
-	var err error
-	if t.base, err = s.openBase(); err != nil {
-		return err
+	t.built, t.building = map[string]*builtTemplate{}, map[string]bool{}
+	for _, r := range recipes() {
+		b, err := s.openBuilt(r)
+		if err != nil {
+			return err
+		}
+		if b != nil {
+			t.built[r.name] = b
+		}
 	}
 	s.dropTemplates()
 	return nil
@@ -67,14 +73,16 @@ func (s *Store) Templates(context.Context) ([]Template, error) {
 	if t.host != nil {
 		host.BuiltAt, host.SizeBytes = t.host.meta.BuiltAt, t.host.meta.SizeBytes
 	}
-	base := Template{
-		Name: "base", Profiles: []string{"locked", "standard"}, Ready: t.base != nil,
-		Description: "Debian 12 with bash, python3, git, curl and sudo",
+	all := []Template{host}
+	for _, r := range recipes() {
+		b := t.built[r.name]
+		tm := Template{Name: r.name, Profiles: []string{"locked", "standard"}, Ready: b != nil, Description: r.description}
+		if b != nil {
+			tm.BuiltAt, tm.SizeBytes = b.meta.BuiltAt, b.meta.SizeBytes
+		}
+		all = append(all, tm)
 	}
-	if t.base != nil {
-		base.BuiltAt, base.SizeBytes = t.base.meta.BuiltAt, t.base.meta.SizeBytes
-	}
-	return []Template{host, base}, nil
+	return all, nil
 }
 
 // fromTemplate returns the part of a plan that every sandbox of a template shares, and notes that the
@@ -97,8 +105,9 @@ func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
 	switch {
 	case r.Template == "host" && t.host != nil:
 		return t.host.plan(s.emptyDir()), s.use(r.ID, use{base: filepath.Base(t.host.dir)})
-	case r.Template == "base" && t.base != nil:
-		return t.base.plan(), s.use(r.ID, use{base: filepath.Base(t.base.dir)})
+	case t.built[r.Template] != nil:
+		b := t.built[r.Template]
+		return b.plan(), s.use(r.ID, use{base: filepath.Base(b.dir)})
 	case r.Template == "host":
 		return Plan{}, errs.Wrap(t.hostErr, errs.FailedPrecondition, "template host is not available on this machine").
 			WithHint("build another one: casemate template build base")

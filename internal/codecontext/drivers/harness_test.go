@@ -438,3 +438,9 @@ func full(t testing.TB, env ...string) *context {
 	all := interpreters(t)
 	return all[len(all)-1].python(t, env...)
 }
+
+// testenvPoll waits until something that happens by itself has happened.
+func testenvPoll(t *testing.T, ok func() bool) {
+	t.Helper()
+	testenv.Eventually(t, patience, "what goes on between runs", ok)
+}

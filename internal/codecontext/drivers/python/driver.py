@@ -545,6 +545,7 @@ def report(error):
     if Run.forked:
         import traceback
 
+        Run.errored = True
         traceback.print_exception(kind, error, tb)
         return
     try:
