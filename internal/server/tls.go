@@ -37,14 +37,22 @@ func (s *Server) openTLS() (err error) {
 		}
 		return nil
 	}
-	names := append([]string{}, s.hosts()...)
-	if len(names) == 0 {
-		names = []string{LocalDomain}
-	}
-	s.ca, err = tlscert.Open(tlscert.Config{
-		Dir: s.cfg.KeysDir, Names: append(names, "localhost"), Addrs: reachable(addrs), Log: s.log,
-	})
+	s.ca, err = tlscert.Open(tlscert.Config{Dir: s.cfg.KeysDir, Names: s.certNames(), Addrs: reachable(addrs), Log: s.log})
 	return err
+}
+
+// certNames are the names that the server's own certificates are for. Of the hosts that browsers may use, "*"
+// and what else is no name has no certificate.
+func (s *Server) certNames() []string {
+	var names []string
+	for _, n := range append(s.hosts(), LocalDomain, "localhost") {
+		if n = strings.ToLower(n); validHost(n) && !slices.Contains(names, n) {
+			if _, err := netip.ParseAddr(n); err != nil {
+				names = append(names, n)
+			}
+		}
+	}
+	return names
 }
 
 // chooseDomain takes the domain that was asked for, or one that leads to this machine.

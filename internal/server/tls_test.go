@@ -148,6 +148,23 @@ func TestPortsByNameOverTLS(t *testing.T) {
 	}
 }
 
+// TestHostsThatAreNoNames: "*" lets browsers come by any name, for which no certificate can be.
+func TestHostsThatAreNoNames(t *testing.T) {
+	cfg := newPlace(t).config()
+	cfg.AllowHosts = []string{"*", "192.0.2.1", "Casemate.Example.com", "not a name"}
+	s := start(t, cfg)
+	ca, err := s.unix(t).System.Authority(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(ca.GetNames(), " "), "casemate.example.com casemate.localhost localhost 127.0.0.1 ::1"; got != want {
+		t.Errorf("certificates for %s, want %s", got, want)
+	}
+	if status, _, body := get(t, trusting(t, s), "https://casemate.example.com/-/health"); status != 200 {
+		t.Errorf("%d %s", status, body)
+	}
+}
+
 func TestTLSOnly(t *testing.T) {
 	cfg := newPlace(t).config()
 	var log bytes.Buffer

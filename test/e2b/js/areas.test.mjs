@@ -99,7 +99,7 @@ describe('network', () => {
   })
 
   test('what is not there yet says so', async () => {
-    await assert.rejects(create('base', { network: { rules: { 'example.com': [{ transform: { headers: { a: 'b' } } }] } } }), /501: network.rules/)
+    await assert.rejects(create('base', { network: { egressProxy: { address: 'proxy.example.com:1080' } } }), /501: network.egressProxy/)
   })
 })
 
