@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"casemate.dev/internal/egress"
@@ -40,6 +41,10 @@ const (
 // openVault opens the secrets, with the master key of the keys directory, and keeps those with an
 // external source fresh until Close.
 func (s *Server) openVault(ctx context.Context, events journal.Recorder) error {
+	// From here on this process's memory holds secrets: it must not become a file when the process dies.
+	if err := syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{}); err != nil {
+		return os.NewSyscallError("setrlimit core", err)
+	}
 	key, err := policy.KeptSecret(s.cfg.KeysDir, secret.KeyFile)
 	if err != nil {
 		return err

@@ -2,9 +2,11 @@ package keys
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,12 +40,12 @@ func TestKeys(t *testing.T) {
 		{"other sandboxes", otherSandboxes},
 		{"rotation", rotation},
 		{"model route", modelRoute},
+		{"a killed gateway", killedGateway},
 		{"nothing outside", nothingOutside},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			sub := *s
-			sub.t = t
-			c.test(t, &sub, box)
+			s.t = t
+			c.test(t, s, box)
 		})
 	}
 }
@@ -176,6 +178,7 @@ func clients(t *testing.T, s *stage, box string) {
 	for name, script := range map[string]string{
 		"curl":   `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/`,
 		"python": `python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api + `/", headers={"Authorization": "Bearer " + os.environ["TOOL_KEY"]})).read().decode(), end="")'`,
+		"node":   `node -e 'fetch("https://` + api + `/", {headers: {Authorization: "Bearer " + process.env.TOOL_KEY}}).then(r => r.text()).then(t => process.stdout.write(t))'`,
 		"no variables": `env -i PATH=$PATH KEY=$TOOL_KEY python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api +
 			`/", headers={"Authorization": "Bearer " + os.environ["KEY"]})).read().decode(), end="")'`,
 	} {
@@ -262,9 +265,42 @@ func modelRoute(t *testing.T, s *stage, _ string) {
 	if out := s.sh(box, ask); !strings.Contains(out, "permission_error") {
 		t.Errorf("beyond its budget: %s", out)
 	}
+	s.spent = box
 	if !s.recorded(box, "model.used", "tokens_in") {
 		t.Error("the use is not recorded")
 	}
+}
+
+// killedGateway: the next one knows what the one before knew, and budgets stay used.
+func killedGateway(t *testing.T, s *stage, box string) {
+	pid := s.gateway()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "another gateway works", func() bool {
+		return s.sh(box, `curl -sS -m 5 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/killed`) == "ok"
+	})
+	if r := s.api.last(t); r.header.Get("Authorization") != "Bearer "+canary(3) || s.gateway() == pid {
+		t.Errorf("the host got %s", r.text())
+	}
+	out := s.sh(s.spent, `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`)
+	if !strings.Contains(out, "permission_error") {
+		t.Errorf("a new gateway has a new budget: %s", out)
+	}
+}
+
+// gateway returns the process id of the server's gateway.
+func (s *stage) gateway() int {
+	s.t.Helper()
+	raw, err := os.ReadFile(s.dir + "/r/gateway.json")
+	var r struct{ PID int }
+	if err == nil {
+		err = json.Unmarshal(raw, &r)
+	}
+	if err != nil || r.PID <= 1 {
+		s.t.Fatalf("there is no gateway: %v", err)
+	}
+	return r.PID
 }
 
 // nothingOutside looks for values in what the server and the gateway leave on the host.

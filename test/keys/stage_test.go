@@ -39,6 +39,7 @@ type stage struct {
 	dir   string
 	api   *site
 	other *site
+	spent string // a sandbox that has used up its budget
 	run   *exec.Cmd
 }
 

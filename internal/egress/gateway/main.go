@@ -32,6 +32,9 @@ func Main(args []string, inspector egress.Inspector) error {
 	if len(args) == 0 || args[0] != confinedArg {
 		return confine(args)
 	}
+	if err := hide(); err != nil {
+		return err
+	}
 	if err := filterCalls(); err != nil {
 		return err
 	}
@@ -50,6 +53,14 @@ func Main(args []string, inspector egress.Inspector) error {
 }
 
 const memoryLimit = 1 << 30
+
+// hide keeps the process's memory, which holds secrets, from files and from other processes of its user.
+func hide() error {
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return os.NewSyscallError("setrlimit core", err)
+	}
+	return os.NewSyscallError("prctl PR_SET_DUMPABLE", unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
+}
 
 // confine takes what can't be given back, and executes the program again.
 func confine(args []string) error {

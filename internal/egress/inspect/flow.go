@@ -43,6 +43,7 @@ type flow struct {
 	// one direction only surprises nobody.
 	h1, h2 *http.Transport
 	models *http.Transport
+	told   tally
 
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -51,7 +52,7 @@ type flow struct {
 }
 
 func newFlow(in *Inspector, f *egress.Flow, roots *x509.CertPool) *flow {
-	x := &flow{in: in, f: f, tls: f.Hello != nil, host: f.Target.Name}
+	x := &flow{in: in, f: f, tls: f.Hello != nil, host: f.Target.Name, told: tally{tell: f.Event}}
 	if x.host == "" {
 		x.host = f.Target.Addr.String()
 	}
@@ -93,6 +94,7 @@ func newTransport(roots *x509.CertPool, host string, dial func(context.Context, 
 }
 
 func (x *flow) close() {
+	x.told.close()
 	for _, t := range []*http.Transport{x.h1, x.h2, x.models} {
 		t.CloseIdleConnections()
 	}
@@ -133,8 +135,13 @@ func (x *flow) serve(w http.ResponseWriter, r *http.Request) {
 		out.Header.Set("Accept-Encoding", "identity") // so that what comes back can be read
 		out.Header.Del("Sec-WebSocket-Extensions")    // compression, above all
 	}
+	if len(used) > 0 {
+		// Of an answer in pieces nobody sees the whole value, and the client puts it together.
+		out.Header.Del("Range")
+		out.Header.Del("If-Range")
+	}
 	for _, c := range used {
-		x.f.Event(egress.Event{Type: egress.EventSecret, Secret: c.Secret, Version: c.Version, Note: c.Name, Method: r.Method, Path: shownPath(r)})
+		x.told.event(egress.Event{Type: egress.EventSecret, Secret: c.Secret, Version: c.Version, Note: c.Name, Method: r.Method, Path: shownPath(r)})
 	}
 	x.exchange(w, r, out, n)
 }
@@ -287,7 +294,7 @@ func (x *flow) misplaced(c *credential, where string) {
 	if c != nil {
 		e.Secret = c.Secret
 	}
-	x.f.Event(e)
+	x.told.event(e)
 }
 
 // shownPath is a request's path as it may be recorded: without query, and not without bounds.
@@ -324,7 +331,7 @@ func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles)
 		return
 	}
 	defer func() { _ = resp.Body.Close() }()
-	x.f.Event(egress.Event{Type: egress.EventRequest, Method: r.Method, Path: shownPath(r), Status: resp.StatusCode})
+	x.told.event(egress.Event{Type: egress.EventRequest, Method: r.Method, Path: shownPath(r), Status: resp.StatusCode})
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		x.switchTo(w, resp, protocol, n)
 		return
@@ -352,7 +359,7 @@ func (x *flow) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // nobody is there to be told
 	}
-	x.f.Event(egress.Event{Type: egress.EventRequest, Method: r.Method, Path: shownPath(r), Status: status, Note: reason})
+	x.told.event(egress.Event{Type: egress.EventRequest, Method: r.Method, Path: shownPath(r), Status: status, Note: reason})
 	fail(w, status, code, reason)
 }
 
@@ -376,7 +383,7 @@ func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Respons
 			h.Del("Content-Encoding")
 			h.Del("Content-Length")
 		default:
-			x.f.Event(egress.Event{Type: egress.EventMasked, Note: "the body has an encoding that can't be read"})
+			x.told.event(egress.Event{Type: egress.EventMasked, Note: "the body has an encoding that can't be read"})
 		}
 		body = newScrubber(n, body, func() { masked = true })
 	}
@@ -386,7 +393,7 @@ func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Respons
 	w.WriteHeader(resp.StatusCode)
 	err := pour(w, body)
 	if masked {
-		x.f.Event(egress.Event{Type: egress.EventMasked, Note: "a secret was taken out of the response"})
+		x.told.event(egress.Event{Type: egress.EventMasked, Note: "a secret was taken out of the response"})
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler) // the client must see that it is not whole
