@@ -1,0 +1,105 @@
+package sandbox
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/isolation"
+)
+
+// fakeGateway counts what it is told.
+type fakeGateway struct {
+	mu         sync.Mutex
+	configured []string
+}
+
+// Attach implements Gateway.
+func (*fakeGateway) Attach(context.Context, egress.Member) error { return nil }
+
+// Configure implements Gateway.
+func (g *fakeGateway) Configure(_ context.Context, id string, _ egress.Policy) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.configured = append(g.configured, id)
+	return nil
+}
+
+// Detach implements Gateway.
+func (*fakeGateway) Detach(context.Context, string) error { return nil }
+
+// Refused implements Gateway.
+func (*fakeGateway) Refused(context.Context, string, time.Time) ([]egress.Refusal, error) {
+	return nil, nil
+}
+
+// Usage implements Gateway.
+func (*fakeGateway) Usage(context.Context, string) (egress.Usage, error) { return egress.Usage{}, nil }
+
+// Adopt implements Gateway.
+func (*fakeGateway) Adopt(context.Context, []egress.Member) map[string]error { return nil }
+
+// seeingBackend keeps the specs that it starts.
+type seeingBackend struct {
+	isolation.Backend
+	mu    *sync.Mutex
+	specs map[string]isolation.Spec
+}
+
+// Start implements isolation.Backend.
+func (b seeingBackend) Start(ctx context.Context, spec isolation.Spec) (isolation.Instance, error) {
+	b.mu.Lock()
+	b.specs[spec.ID] = spec
+	b.mu.Unlock()
+	return b.Backend.Start(ctx, spec)
+}
+
+// TestGranted: a sandbox with a network gets variables and files; its creator's word comes first; a fork gets
+// its own; new labels are told to the gateway, since secrets are bound by them.
+func TestGranted(t *testing.T) {
+	w := newWorld(t)
+	gw := &fakeGateway{}
+	seen := seeingBackend{mu: &sync.Mutex{}, specs: map[string]isolation.Spec{}}
+	w.shape = func(c *Config) {
+		seen.Backend = c.Backends["fake"]
+		c.Backends["fake"] = seen
+		c.Gateway = gw
+		c.Grants = func(_ context.Context, s Sandbox) Granted {
+			return Granted{
+				Env:   map[string]string{"KEY": "placeholder-" + s.ID, "TEAM": "of " + s.Spec.Labels["team"]},
+				Files: map[string][]byte{"/etc/casemate/ca.pem": []byte("certificate")},
+			}
+		}
+	}
+	s := w.serve()
+	const show = `echo "$KEY|$TEAM|$OWN"`
+	tell := func(id string) string { return strings.TrimSpace(string(s.exec(id, "sh", "-c", show).Stdout)) }
+	net := &Network{}
+	a := s.create(alice, Spec{Network: net, Labels: map[string]string{"team": "a"}})
+	b := s.create(alice, Spec{Network: net, Env: map[string]string{"KEY": "mine", "OWN": "1"}})
+	c := s.create(alice, Spec{})
+	for id, want := range map[string]string{a.ID: "placeholder-" + a.ID + "|of a|", b.ID: "mine|of |1", c.ID: "||"} {
+		if got := tell(id); got != want {
+			t.Errorf("inside: %q, want %q", got, want)
+		}
+	}
+	if f := seen.specs[a.ID].Files; len(f) != 2 || f[1].Path != "/etc/casemate/ca.pem" || len(seen.specs[c.ID].Files) != 0 {
+		t.Errorf("files %v", f)
+	}
+	_, forks, err := s.Fork(t.Context(), alice, a.ID, ForkOptions{Count: 1})
+	if err != nil || forks[0].Err != nil {
+		t.Fatal(err, forks)
+	}
+	if id := forks[0].Sandbox.ID; tell(id) != "placeholder-"+id+"|of a|" {
+		t.Errorf("inside a fork: %q", tell(id))
+	}
+	if _, err := s.Update(t.Context(), alice, a.ID, Update{Labels: &map[string]string{"team": "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if len(gw.configured) != 1 || gw.configured[0] != a.ID {
+		t.Errorf("the gateway was told of %v", gw.configured)
+	}
+}
