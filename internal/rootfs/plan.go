@@ -41,6 +41,8 @@ type Plan struct {
 	// User and Dir are the template's default user (a name in its /etc/passwd) and working directory.
 	User string `json:"user"`
 	Dir  string `json:"dir"`
+	// Contexts are the languages of the code contexts that a sandbox has warm from its start.
+	Contexts []string `json:"contexts,omitempty"`
 }
 
 // Bind is one host directory or file that shows, read-only, inside the root.

@@ -398,6 +398,15 @@ func TestFreshRunsSurviveServer(t *testing.T) {
 	}
 }
 
+func TestContextsAreWarm(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{Contexts: []CodeContextSpec{{ID: "mine", Language: "python"}, {ID: "none", Language: "cobol"}}})
+	eventually(t, "the context is there without being asked for", func() bool {
+		all, err := s.ListContexts(t.Context(), alice, sb.ID)
+		return err == nil && len(all) == 1 && all[0].ID == "mine"
+	})
+}
+
 func FuzzItem(f *testing.F) {
 	f.Add(byte(3), []byte(`{"main":true,"data":{"text/plain":"2","chart":{"a":[1]}}}`))
 	f.Add(byte(4), []byte(`{"name":"E","value":"v","traceback":"t"}`))

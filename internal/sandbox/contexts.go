@@ -115,6 +115,28 @@ func (m *Manager) createContext(ctx context.Context, p Principal, b *box, s Code
 	return c, false, err
 }
 
+// warm starts the contexts that a new sandbox is to have, and waits for none. One that does not come up is
+// no fault of the sandbox: its first use tries again, and tells why.
+func (m *Manager) warm(p Principal, b *box) {
+	specs := b.warm
+	if specs == nil {
+		for _, language := range b.body.Plan.Contexts {
+			specs = append(specs, CodeContextSpec{ID: language, Language: language})
+		}
+	}
+	for _, s := range specs {
+		m.background(func() {
+			d, err := checkContext(&s)
+			if err == nil {
+				_, _, err = m.createContext(m.ctx, p, b, s, d)
+			}
+			if err != nil {
+				m.log.Warn("cannot start a context ahead of its use", "sandbox", b.id, "context", s.ID, "error", err)
+			}
+		})
+	}
+}
+
 // await waits until another call has started the context.
 func (c *codeContext) await(ctx context.Context) error {
 	select {

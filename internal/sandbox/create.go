@@ -110,6 +110,7 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 		<-b.ended
 		return nil, err
 	}
+	m.warm(p, b)
 	return b, nil
 }
 

@@ -149,6 +149,7 @@ type box struct {
 	recent   []string // ids of ended ones in procs, oldest first
 	codes    map[string]*codeContext
 	fresh    map[string]*freshPool // by set of imports
+	warm     []CodeContextSpec     // to start with it; does not change
 	inUse    int                   // calls that count as activity and have not returned
 	lifetime clock.Timer
 	idle     clock.Timer
@@ -174,8 +175,9 @@ func newBox(s Sandbox) *box {
 		id: s.ID, owner: s.Owner, parent: s.Parent, name: s.Spec.Name, sb: s,
 		life:  make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
-		children: make(map[string]*box), procs: make(map[string]*proc),
+		children: make(map[string]*box), procs: make(map[string]*proc), warm: s.Spec.Contexts,
 	}
+	b.sb.Spec.Contexts = nil
 	b.up, b.down = context.WithCancel(context.Background())
 	return b
 }

@@ -87,6 +87,9 @@ type Spec struct {
 	PauseAtEnd bool
 	// PauseFilesOnly makes that pause one without memory.
 	PauseFilesOnly bool
+	// Contexts are started as soon as the sandbox runs, ahead of their first use; nil: those that the template
+	// names. A create does not wait for them.
+	Contexts []CodeContextSpec `json:"-"`
 	// Extra is what the interface that made the sandbox keeps with it. Nothing in this package reads it.
 	Extra map[string]string
 

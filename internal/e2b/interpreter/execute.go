@@ -93,11 +93,11 @@ func (h *Handler) contextFor(c call, req execution) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	spec := c.spec(ownPrefix+d.Language, d.Language, "")
-	if _, err := h.cfg.Manager.CreateContext(c.r.Context(), c.p, c.s.ID, spec); err != nil {
+	own := spec(ownPrefix+d.Language, d.Language, "", c.s.Spec.Profile)
+	if _, err := h.cfg.Manager.CreateContext(c.r.Context(), c.p, c.s.ID, own); err != nil {
 		return "", notCreated(err)
 	}
-	return spec.ID, nil
+	return own.ID, nil
 }
 
 // stream is the answer to an execution: one JSON object a line, and never an empty line.

@@ -124,14 +124,20 @@ func (c call) own() []contextAnswer {
 	}
 }
 
-// spec is how contexts are made: as root where the sandbox has one, since that is whose kernels are at
-// E2B, and code installs packages without a thought.
-func (c call) spec(id, language, dir string) sandbox.CodeContextSpec {
-	s := sandbox.CodeContextSpec{ID: id, Language: language, Dir: dir, Env: map[string]string{drivers.ShowSavedImages: "1"}}
-	if s.Dir == "" {
-		s.Dir = c.s.Spec.Dir
+// Warm returns the contexts that a new sandbox has from its start: for templates of the code interpreter
+// Python's, since that is what their SDK runs.
+func Warm(template string, profile sandbox.Profile) []sandbox.CodeContextSpec {
+	if !strings.HasPrefix(template, "code-interpreter") {
+		return nil
 	}
-	if c.s.Spec.Profile == sandbox.Standard {
+	return []sandbox.CodeContextSpec{spec(ownPrefix+"python", "python", "", profile)}
+}
+
+// spec is how contexts are made: as root where the sandbox has one, since that is whose kernels are at
+// E2B, and code installs packages without a thought. They begin in the sandbox's directory, not in root's.
+func spec(id, language, dir string, profile sandbox.Profile) sandbox.CodeContextSpec {
+	s := sandbox.CodeContextSpec{ID: id, Language: language, Dir: dir, Env: map[string]string{drivers.ShowSavedImages: "1"}}
+	if profile == sandbox.Standard {
 		s.User = "root"
 	}
 	return s
@@ -163,7 +169,7 @@ func (h *Handler) create(c call) error {
 	if err != nil {
 		return err
 	}
-	x, err := h.cfg.Manager.CreateContext(c.r.Context(), c.p, c.s.ID, c.spec("", d.Language, req.CWD))
+	x, err := h.cfg.Manager.CreateContext(c.r.Context(), c.p, c.s.ID, spec("", d.Language, req.CWD, c.s.Spec.Profile))
 	if err != nil {
 		return notCreated(err)
 	}
