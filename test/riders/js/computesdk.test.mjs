@@ -4,8 +4,9 @@ import { test } from 'node:test'
 import { e2b } from '@computesdk/e2b'
 import { compute } from 'computesdk'
 
-test('ComputeSDK: create, commands, files, background, ports, find again, destroy', async () => {
-  compute.setConfig({ provider: e2b({ apiKey: process.env.E2B_API_KEY }) })
+test('ComputeSDK: create, commands, files, background, ports, find again, snapshot, destroy', async () => {
+  const provider = e2b({ apiKey: process.env.E2B_API_KEY })
+  compute.setConfig({ provider })
   const box = await compute.sandbox.create({ timeout: 120_000, envs: { GREETING: 'hello' }, metadata: { task: 'riders' } })
   let alive = true
   try {
@@ -40,6 +41,12 @@ test('ComputeSDK: create, commands, files, background, ports, find again, destro
     const again = await compute.sandbox.getById(box.sandboxId)
     assert.equal((await again.runCommand('cat /proc/sys/kernel/hostname >/dev/null && echo same')).stdout, 'same\n')
     assert.equal((await again.getInfo()).status, 'running')
+
+    await fs.writeFile('/home/user/kept.txt', 'kept')
+    const snapshot = await provider.snapshot.create(box.sandboxId, { name: `riders-${Date.now()}` })
+    const restored = await compute.sandbox.create({ snapshotId: snapshot.id, timeout: 120_000 })
+    assert.equal(await restored.filesystem.readFile('/home/user/kept.txt'), 'kept')
+    await restored.destroy()
 
     await box.destroy()
     alive = false

@@ -41,3 +41,16 @@ test('OpenAI Agents SDK: files, commands, terminal, archive, port, resume, delet
     await session.delete()
   }
 })
+
+test('OpenAI Agents SDK: a workspace kept as a snapshot', async () => {
+  const client = new E2BSandboxClient({ timeout: 120_000, workspacePersistence: 'snapshot' })
+  const session = await client.create(manifest())
+  try {
+    const snapshot = await session.persistWorkspace()
+    await session.execCommand({ cmd: 'rm -rf notes' })
+    await session.hydrateWorkspace(snapshot) // moves to a sandbox made from the snapshot
+    assert.match(await session.execCommand({ cmd: 'cat notes/task.md' }), /count to three/)
+  } finally {
+    await session.delete()
+  }
+})

@@ -50,6 +50,21 @@ def test_session() -> None:
     asyncio.run(task())
 
 
+def test_snapshot() -> None:
+    async def task() -> None:
+        options = OPTIONS.model_copy(update={"workspace_persistence": "snapshot"})
+        session = await E2BSandboxClient().create(manifest=MANIFEST, options=options)
+        await session.start()
+        await session.write(Path("kept.txt"), io.BytesIO(b"kept"))
+        snapshot = await session.persist_workspace()
+        await session.exec("rm kept.txt")
+        await session.hydrate_workspace(snapshot)  # moves to a sandbox made from the snapshot
+        assert (await session.read(Path("kept.txt"))).read() == b"kept"
+        await session.aclose()
+
+    asyncio.run(task())
+
+
 class Script(Model):
     """A model that calls the shell tool once, and then repeats what it printed."""
 
