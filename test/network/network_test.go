@@ -224,6 +224,18 @@ func TestGatewayDies(t *testing.T) {
 	p.journalHas(a, "gap")
 }
 
+// devices counts the devices that a process holds.
+func devices(pid int) int {
+	n := 0
+	fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name())); to == "/dev/net/tun" {
+			n++
+		}
+	}
+	return n
+}
+
 // The gateway process holds no right and no file that a packet could make it use.
 func TestGatewayPosture(t *testing.T) {
 	p := newPlace(t)
@@ -255,19 +267,26 @@ func TestGatewayPosture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	taps := 0
 	for _, fd := range fds {
 		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
 		switch {
-		case to == "/dev/net/tun":
-			taps++
-		case to == os.DevNull, strings.HasPrefix(to, "socket:"), strings.HasPrefix(to, "anon_inode:"), strings.HasSuffix(to, "/gateway.log"):
+		case to == "/dev/net/tun", to == os.DevNull, strings.HasPrefix(to, "socket:"), strings.HasPrefix(to, "anon_inode:"), strings.HasSuffix(to, "/gateway.log"):
 		default:
 			t.Errorf("it holds %s", to)
 		}
 	}
-	if taps != 1 {
-		t.Errorf("it holds %d devices", taps)
+	if n := devices(pid); n != 1 {
+		t.Errorf("it holds %d devices", n)
+	}
+	other := p.create("allow b.test")
+	if n := devices(pid); n != 2 {
+		t.Errorf("it holds %d devices, of two sandboxes", n)
+	}
+	if _, err := p.Sandboxes.Delete(t.Context(), other.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	if n := devices(pid); n != 1 {
+		t.Errorf("it holds %d devices after a sandbox has gone", n)
 	}
 	// Every thread is behind the walls.
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))

@@ -243,7 +243,9 @@ func TestRebinding(t *testing.T) {
 	g := newGateway(t, nil)
 	b := newBox(t, g, "one", policyOf(t, "allow flip.allowed.test"))
 	for range 20 {
-		clear(g.resolver.known) // nothing else runs: as if each answer were forgotten
+		g.resolver.mu.Lock()
+		clear(g.resolver.known) // as if each answer were forgotten
+		g.resolver.mu.Unlock()
 		r, err := b.client().Get("http://flip.allowed.test/")
 		if err != nil {
 			continue

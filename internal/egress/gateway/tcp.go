@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -202,10 +203,34 @@ func (c *conn) dialForInspector(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !c.hold(netSide{up}) {
+	h := &held{Conn: up, c: c}
+	if !c.hold(h) {
 		return nil, net.ErrClosed
 	}
-	return up, nil
+	return h, nil
+}
+
+// held is a connection of an Inspector's, which ends with the sandbox's at the latest.
+type held struct {
+	net.Conn
+	c *conn
+}
+
+// Abort implements side.
+func (h *held) Abort() { netSide{h.Conn}.Abort() }
+
+// Close closes it and lets go of it.
+func (h *held) Close() error {
+	h.c.mu.Lock()
+	h.c.sides = slices.DeleteFunc(h.c.sides, func(s side) bool { return s == side(h) })
+	h.c.mu.Unlock()
+	return h.Conn.Close()
+}
+
+// CloseWrite sends the end of what is written; reading goes on.
+func (h *held) CloseWrite() error {
+	closeWrite(h.Conn)
+	return nil
 }
 
 // judgeRequest judges one request of an inspected connection.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -24,7 +25,7 @@ func hello(t testing.TB, cfg *tls.Config) []byte {
 	if _, err := io.ReadFull(b, body); err != nil {
 		t.Fatal(err)
 	}
-	return append(head, body...)
+	return slices.Concat(head, body)
 }
 
 func TestParseHello(t *testing.T) {
