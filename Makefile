@@ -17,9 +17,9 @@ GUESTS := internal/guestbin/bin
 GUEST := $(GUESTS)/guest-linux-$(GOARCH)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 # Packages in which several threads of control share state; the race detector runs over these.
-RACE := ./client/... ./internal/api/... ./internal/e2b/... ./internal/guest/... ./internal/guestwire/... ./internal/isolation/... \
+RACE := ./client/... ./internal/api/... ./internal/e2b/... ./internal/egress/... ./internal/guest/... ./internal/guestwire/... ./internal/isolation/... \
 	./internal/journal/... ./internal/linux/... ./internal/policy/... ./internal/rootfs/... ./internal/sandbox/... \
-	./internal/server/... ./internal/store/...
+	./internal/secret/... ./internal/server/... ./internal/store/...
 # Tests that only "unit" runs: two hold the guest to a few MB, many times of which the detector needs itself,
 # and one makes a system call on all threads, which Go offers to programs without cgo only.
 WITHOUTRACE := ^(TestIdleMemory|TestHugeOutput|TestLimitProcess)$$

@@ -39,6 +39,9 @@ func (*fakeGateway) Refused(context.Context, string, time.Time) ([]egress.Refusa
 // Usage implements Gateway.
 func (*fakeGateway) Usage(context.Context, string) (egress.Usage, error) { return egress.Usage{}, nil }
 
+// Stats implements Gateway.
+func (*fakeGateway) Stats() (egress.Stats, bool) { return egress.Stats{}, false }
+
 // Adopt implements Gateway.
 func (*fakeGateway) Adopt(context.Context, []egress.Member) map[string]error { return nil }
 
