@@ -71,6 +71,7 @@ func (a *API) routes() []route {
 		{"GET /templates/{id}", policy.SandboxRead, a.template},
 		{"GET /templates/{id}/{part}", policy.SandboxRead, a.templatePart},
 		{"DELETE /templates/{id}", policy.SandboxWrite, a.deleteTemplate},
+		{"DELETE /templates/tags", policy.SandboxWrite, func(call) error { return notYet("tags of templates") }},
 
 		{"GET /teams", policy.SandboxRead, serveTeams},
 		{"GET /volumes", policy.SandboxRead, serveNone},

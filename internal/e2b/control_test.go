@@ -497,7 +497,7 @@ func TestTemplates(t *testing.T) {
 	}
 	h.refused(h.call("DELETE", "/templates/base", ""), 403, "comes with the server")
 	h.refused(h.call("DELETE", "/templates/ns/snap:default", ""), 501, "")
-	for _, c := range []string{"POST /v3/templates", "POST /v2/templates/x/builds/y", "GET /templates/x/files/abc", "POST /templates/tags", "PATCH /templates/base"} {
+	for _, c := range []string{"POST /v3/templates", "POST /v2/templates/x/builds/y", "GET /templates/x/files/abc", "POST /templates/tags", "DELETE /templates/tags", "PATCH /templates/base"} {
 		method, path, _ := strings.Cut(c, " ")
 		h.refused(h.call(method, path, `{}`), 501, "does not support it yet")
 	}
