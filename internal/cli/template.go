@@ -74,9 +74,10 @@ func (a *app) templateBuildCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build NAME",
 		Short: "Build a built-in template",
-		Long: `Build a built-in template; base takes a few minutes and downloads packages with debootstrap. code-interpreter
-builds base too where it is missing, and adds Python packages and Node.js from this machine's Python package index,
-at fixed versions with checked hashes. A template that is there is left alone, unless you --force.
+		Long: `Build a built-in template; base takes a few minutes and downloads packages with debootstrap.
+code-interpreter builds base too where it is missing, and adds Python packages and Node.js from this
+machine's Python package index, at fixed versions with checked hashes. A template that is there is left
+alone, unless you --force.
 
 Exit codes: 0, or 125 when it could not be built.`,
 		Example: "  casemate template build base\n  casemate template build code-interpreter",
