@@ -41,6 +41,7 @@ func TestKeys(t *testing.T) {
 		{"rotation", rotation},
 		{"model route", modelRoute},
 		{"a killed gateway", killedGateway},
+		{"a killed server", killedServer},
 		{"nothing outside", nothingOutside},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -287,6 +288,39 @@ func killedGateway(t *testing.T, s *stage, box string) {
 	if !strings.Contains(out, "permission_error") {
 		t.Errorf("a new gateway has a new budget: %s", out)
 	}
+}
+
+// killedServer: keys are put on while there is no server, and the next one goes on with the same.
+func killedServer(t *testing.T, s *stage, box string) {
+	_, err := s.Processes.Start(t.Context(), box, &client.ProcessSpec{Argv: []string{
+		"/bin/bash", "-c",
+		`while sleep 0.2; do curl -sS -m 5 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/loop; done`,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loops := func(value string) (n int) {
+		for _, r := range s.api.all() {
+			if r.path == "/loop" && r.header.Get("Authorization") == "Bearer "+value {
+				n++
+			}
+		}
+		return n
+	}
+	testenv.Eventually(t, patience, "the loop runs", func() bool { return loops(canary(3)) > 0 })
+	if err := s.run.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-s.ended
+	before := loops(canary(3))
+	testenv.Eventually(t, patience, "the gateway goes on", func() bool { return loops(canary(3)) > before+2 })
+	s.launch()
+	testenv.Eventually(t, patience, "the server answers", func() bool {
+		_, err := s.Secrets.Rotate(t.Context(), "tool", canary(1))
+		return err == nil
+	})
+	old := loops(canary(1))
+	testenv.Eventually(t, patience, "the new value is used", func() bool { return loops(canary(1)) > old })
 }
 
 // gateway returns the process id of the server's gateway.

@@ -40,7 +40,9 @@ type stage struct {
 	api   *site
 	other *site
 	spent string // a sandbox that has used up its budget
+	args  []string
 	run   *exec.Cmd
+	ended <-chan error
 }
 
 // site is a web server that keeps what it gets.
@@ -104,28 +106,39 @@ func start(t *testing.T) *stage {
 	if err := os.WriteFile(ca, s.w.CAPEM(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	program := build(t)
-	log, err := os.Create(filepath.Join(s.dir, "server.log"))
-	if err != nil {
-		t.Fatal(err)
+	s.args = []string{
+		build(t), "serve", "--data-dir=" + s.dir + "/d", "--run-dir=" + s.dir + "/r", "--keys-dir=" + s.dir + "/k",
+		"--listen=none", "--store-size=1g", "--dns=" + world.Resolver, "--extra-ca=" + ca,
 	}
-	s.run = exec.Command(program, "serve", "--data-dir="+s.dir+"/d", "--run-dir="+s.dir+"/r", "--keys-dir="+s.dir+"/k",
-		"--listen=none", "--store-size=1g", "--dns="+world.Resolver, "--extra-ca="+ca)
-	s.run.Stdout, s.run.Stderr = log, log
-	if err := s.run.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1) // waited for, or else it would not be gone when it has ended
-	go func() { ended <- s.run.Wait() }()
-	t.Cleanup(func() { s.stop(program, log, ended) })
-	testenv.Eventually(t, 30*time.Second, "the server is up", func() bool {
-		raw, err := os.ReadFile(s.dir + "/r/server.json")
-		return err == nil && json.Valid(raw)
-	})
+	t.Cleanup(s.stop)
+	s.launch()
+	var err error
 	if s.Client, err = client.New("unix://"+s.dir+"/r/casemate.sock", ""); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// launch starts the server, and waits until it answers.
+func (s *stage) launch() {
+	log, err := os.OpenFile(s.dir+"/server.log", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer log.Close()
+	_ = os.Remove(s.dir + "/r/server.json") // of one that was killed
+	s.run = exec.Command(s.args[0], s.args[1:]...)
+	s.run.Stdout, s.run.Stderr = log, log
+	if err := s.run.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	run, ended := s.run, make(chan error, 1) // waited for, or else it would not be gone when it has ended
+	s.ended = ended
+	go func() { ended <- run.Wait() }()
+	testenv.Eventually(s.t, 30*time.Second, "the server is up", func() bool {
+		raw, err := os.ReadFile(s.dir + "/r/server.json")
+		return err == nil && json.Valid(raw)
+	})
 }
 
 // serve opens a site on 80, 443 and 8443 of an address, under names.
@@ -146,16 +159,16 @@ func (s *stage) serve(addr string, h http.Handler, names ...string) {
 	}
 }
 
-func (s *stage) stop(program string, log *os.File, ended <-chan error) {
-	down := exec.Command(program, "down", "--sandboxes", "--run-dir", s.dir+"/r")
+func (s *stage) stop() {
+	down := exec.Command(s.args[0], "down", "--sandboxes", "--run-dir", s.dir+"/r")
 	out, err := down.CombinedOutput()
 	if err != nil {
 		s.t.Errorf("down: %v %s", err, out)
 		_ = s.run.Process.Signal(syscall.SIGTERM)
 	}
-	<-ended
+	<-s.ended
 	if s.t.Failed() {
-		text, _ := os.ReadFile(log.Name())
+		text, _ := os.ReadFile(s.dir + "/server.log")
 		s.t.Logf("the server's log:\n%s", text)
 	}
 }
