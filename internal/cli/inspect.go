@@ -100,6 +100,12 @@ func (v view) write(w io.Writer, color bool) {
 	for _, k := range slices.Sorted(maps.Keys(sb.GetLabels())) {
 		t.add("label", k+"="+sb.GetLabels()[k])
 	}
+	if sb.GetCommit() != "" {
+		t.add("commit", sb.GetCommit())
+	}
+	if sb.GetHead() != sb.GetCommit() {
+		t.add("head", sb.GetHead())
+	}
 	for _, ws := range sb.GetWorkspaces() {
 		t.add("workspace", ws.GetSource()+" as "+ws.GetTarget())
 	}
@@ -134,7 +140,7 @@ func (v view) state() string {
 			parts = append(parts, sb.GetEndDetail())
 		}
 	default:
-		parts = append(parts, sb.GetState()+", started "+ago(when(sb.GetStartedAt()), v.now))
+		parts = append(parts, stateText(sb)+", started "+ago(when(sb.GetStartedAt()), v.now))
 		if sb.GetExpiresAt() != nil {
 			parts = append(parts, "expires "+expires(sb, v.now))
 		}

@@ -66,7 +66,7 @@ func sandboxTable(list []*client.Sandbox, ended bool, now time.Time) *table {
 		}
 		row := []any{
 			s.GetId(), shorten(name, 32),
-			cell{s.GetState(), stateStyle(s.GetState())},
+			cell{stateText(s), stateStyle(s.GetState())},
 			s.GetTemplate(), s.GetProfile(),
 			formatAge(when(s.GetCreatedAt()), now), expires(s, now),
 		}
@@ -91,6 +91,14 @@ func expires(s *client.Sandbox, now time.Time) string {
 		return "-"
 	}
 	return "in " + formatDuration(max(0, s.GetExpiresAt().AsTime().Sub(now)).Truncate(time.Second))
+}
+
+// stateText is a sandbox's state as people read it.
+func stateText(s *client.Sandbox) string {
+	if s.GetFilesOnly() {
+		return s.GetState() + ", files only"
+	}
+	return s.GetState()
 }
 
 func stateStyle(state string) style {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/btrfs"
 	"casemate.dev/internal/linux/fd"
 )
 
@@ -263,6 +264,9 @@ func sameContent(left, right *os.File, name string) (bool, error) {
 		return false, err
 	}
 	defer b.Close()
+	if shared, err := btrfs.SameBlocks(a, b); shared && err == nil {
+		return true, nil
+	}
 	var bufA, bufB [64 << 10]byte
 	for {
 		n, errA := io.ReadFull(a, bufA[:])

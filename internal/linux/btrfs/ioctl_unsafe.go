@@ -9,6 +9,7 @@ import (
 
 // Requests of linux/btrfs.h: magic 0x94.
 const (
+	iocFiemap        = 0xc020660b // FS_IOC_FIEMAP, linux/fs.h
 	iocFSInfo        = 0x8400941f
 	iocSync          = 0x9408
 	iocSubvolCreate  = 0x5000940e
@@ -134,4 +135,29 @@ func ioctlFSInfo(f *os.File) (fsInfo, error) {
 	var args fsInfo
 	err := ioctl("BTRFS_IOC_FS_INFO", iocFSInfo, f, unsafe.Pointer(&args))
 	return args, err
+}
+
+// extent is fiemap_extent (linux/fiemap.h).
+type extent struct {
+	logical, physical, length uint64
+	_                         [2]uint64
+	flags                     uint32
+	_                         [3]uint32
+}
+
+// fiemapArgs is fiemap with room for some extents.
+type fiemapArgs struct {
+	start, length                uint64
+	flags, mapped, count, unused uint32
+	extents                      [128]extent
+}
+
+// extents returns the next extents of a file from an offset on.
+func extents(f *os.File, from uint64) ([]extent, error) {
+	args := fiemapArgs{start: from, length: ^uint64(0) - from}
+	args.count = uint32(len(args.extents))
+	if err := ioctl("FS_IOC_FIEMAP", iocFiemap, f, unsafe.Pointer(&args)); err != nil {
+		return nil, err
+	}
+	return args.extents[:min(args.mapped, args.count)], nil
 }
