@@ -143,7 +143,7 @@ type CheckoutOptions struct {
 // is to be discarded. Killed on the way, the server leaves the files before it or after it, and goes on.
 //
 // It returns the sandbox and the commit of what it had before, whose ID is "" where that was discarded.
-// Kinds: NotFound, FailedPrecondition (the state; other workspaces), ResourceExhausted.
+// Kinds: NotFound, FailedPrecondition (the state; another template or other workspaces), ResourceExhausted.
 func (m *Manager) Checkout(ctx context.Context, p Principal, ref, commit string, o CheckoutOptions) (Sandbox, Commit, error) {
 	b, stopped, err := m.resolve(ctx, p, ref)
 	if err != nil {
@@ -161,12 +161,8 @@ func (m *Manager) Checkout(ctx context.Context, p Principal, ref, commit string,
 	}
 	defer b.release()
 	was := b.snapshot()
-	if !slices.Equal(was.Spec.Workspaces, to.Spec.Workspaces) {
-		return Sandbox{}, Commit{}, errs.New(errs.FailedPrecondition, "commit %s has other workspaces than sandbox %s", to.ID, b.id).
-			WithHint("start a sandbox from the commit instead: casemate create --template %s", to.ID)
-	}
-	if !slices.Contains(to.Profiles, string(was.Spec.Profile)) {
-		return Sandbox{}, Commit{}, errs.New(errs.FailedPrecondition, "commit %s does not allow profile %s", to.ID, was.Spec.Profile)
+	if err := fits(was.Spec, to); err != nil {
+		return Sandbox{}, Commit{}, err
 	}
 	var saved Commit
 	if !o.Discard {
@@ -185,6 +181,25 @@ func (m *Manager) Checkout(ctx context.Context, p Principal, ref, commit string,
 	}
 	s, err := m.wake(ctx, p.ID, b)
 	return s, saved, err
+}
+
+// fits refuses a commit whose files a sandbox of that spec could not have had.
+func fits(s Spec, c Commit) error {
+	var what string
+	switch {
+	case c.Spec.Template != s.Template:
+		what = "is of template " + c.Spec.Template + ", not " + s.Template
+	case c.Spec.Isolation != s.Isolation:
+		what = "is of isolation " + c.Spec.Isolation + ", not " + s.Isolation
+	case !slices.Equal(c.Spec.Workspaces, s.Workspaces):
+		what = "has other workspaces"
+	case !slices.Contains(c.Profiles, string(s.Profile)):
+		what = "does not allow profile " + string(s.Profile)
+	default:
+		return nil
+	}
+	return errs.New(errs.FailedPrecondition, "commit %s %s", c.ID, what).
+		WithHint("start a sandbox from it instead: casemate create --template %s", c.ID)
 }
 
 // replaceFiles puts a commit's files in the place of those of a sandbox that is paused without memory, and

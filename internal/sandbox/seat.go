@@ -23,8 +23,11 @@ var _ isolation.Instance = (*seat)(nil)
 
 func seatOf(inst isolation.Instance) *seat { return &seat{inst: inst} }
 
-// now returns the instance, nil where there is none.
+// now returns the instance, nil where there is none, as while the sandbox starts.
 func (s *seat) now() isolation.Instance {
+	if s == nil {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.inst

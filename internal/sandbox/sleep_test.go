@@ -169,6 +169,10 @@ func TestCheckout(t *testing.T) {
 	if _, _, err := s.Checkout(t.Context(), admin, sb.ID, "none", CheckoutOptions{}); !errs.Is(err, errs.NotFound) {
 		t.Error(err)
 	}
+	other := s.commit(s.create(admin, Spec{Template: "base"}).ID, CommitOptions{})
+	if _, _, err := s.Checkout(t.Context(), admin, sb.ID, other.ID, CheckoutOptions{}); !errs.Is(err, errs.FailedPrecondition) {
+		t.Errorf("of another template: %v", err)
+	}
 }
 
 // Killed after a checkout was recorded and before it was done, the next server does it.
