@@ -66,11 +66,7 @@ func newBox(t testing.TB, g *Gateway, id string, p egress.Policy) *box {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = ns.Close() })
-	index, err := tap.Create(ns, testTap())
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := tap.Open(ns, address.Device, index)
+	f, _, err := tap.Create(ns, testTap())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,51 +15,70 @@ import (
 	"casemate.dev/internal/linux/tap"
 )
 
-// startDevice begins to make a guest's network device and returns a function that waits for it. The
-// server makes it, on a thread in the guest's network namespace: the guest needs neither the right to nor
-// the host's door to such devices. The device is persistent: it has no end outside until Device opens it.
-func startDevice(g *guest, n *isolation.Network) func() (int, error) {
-	if n == nil {
-		return func() (int, error) { return 0, nil }
-	}
-	type result struct {
-		index int
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		index, err := makeDevice(g, n)
-		done <- result{index, err}
-	}()
-	return func() (int, error) {
-		r := <-done
-		return r.index, r.err
+// device is an instance's network device while it is made: its other end, and its index.
+type device struct {
+	end   *os.File
+	index int
+}
+
+func (d device) close() {
+	if d.end != nil {
+		_ = d.end.Close()
 	}
 }
 
-func makeDevice(g *guest, n *isolation.Network) (int, error) {
+// startDevice begins to make a guest's network device and returns a function that waits for it. The
+// server makes it, on a thread in the guest's network namespace: the guest needs neither the right to nor
+// the host's door to such devices.
+func startDevice(g *guest, n *isolation.Network) func() (device, error) {
+	if n == nil {
+		return func() (device, error) { return device{}, nil }
+	}
+	type result struct {
+		d   device
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		d, err := makeDevice(g, n)
+		done <- result{d, err}
+	}()
+	return func() (device, error) {
+		r := <-done
+		return r.d, r.err
+	}
+}
+
+func makeDevice(g *guest, n *isolation.Network) (device, error) {
 	ns, err := netns.Of(g.proc.PID())
 	if err != nil {
-		return 0, fmt.Errorf("open network namespace: %w", err)
+		return device{}, fmt.Errorf("open network namespace: %w", err)
 	}
 	defer func() { _ = ns.Close() }()
-	index, err := tap.Create(ns, tap.Config{
+	f, index, err := tap.Create(ns, tap.Config{
 		Name: n.Device, MTU: n.MTU, MAC: n.MAC, PeerMAC: n.PeerMAC, Addrs: n.Addrs, Gateways: n.Gateways,
 	})
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return 0, errs.Wrap(err, errs.Unsupported, "this host has no TAP devices, which sandboxes with network need").
+		return device{}, errs.Wrap(err, errs.Unsupported, "this host has no TAP devices, which sandboxes with network need").
 			WithHint("load the kernel module tun (modprobe tun), or create the sandbox without network")
 	}
 	if err != nil {
-		return 0, fmt.Errorf("make network device: %w", err)
+		return device{}, fmt.Errorf("make network device: %w", err)
 	}
-	return index, nil
+	return device{f, index}, nil
 }
 
 // Device implements isolation.Instance.
 func (i *Instance) Device(ctx context.Context) (*os.File, error) {
 	if i.record.NetIndex == 0 {
 		return nil, errs.New(errs.FailedPrecondition, "the sandbox was created without network, and has no device")
+	}
+	i.mu.Lock()
+	f := i.tap // the first time it is open already
+	i.tap = nil
+	i.mu.Unlock()
+	if f != nil {
+		return f, nil
 	}
 	ns, err := netns.Of(i.proc.PID())
 	// Looked at afterwards: a namespace that was opened by a pid is the guest's only if it lives still.
@@ -70,7 +89,7 @@ func (i *Instance) Device(ctx context.Context) (*os.File, error) {
 		return nil, errs.New(errs.Unavailable, "the sandbox has ended")
 	}
 	defer func() { _ = ns.Close() }()
-	f, err := i.openDevice(ctx, ns)
+	f, err = i.openDevice(ctx, ns)
 	switch {
 	case errors.Is(err, tap.ErrGone):
 		return nil, errs.Wrap(err, errs.FailedPrecondition, "the sandbox's network device is not the one that was made")

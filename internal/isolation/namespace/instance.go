@@ -38,6 +38,7 @@ type Instance struct {
 
 	mu        sync.Mutex // guards the fields below
 	applied   isolation.Applied
+	tap       *os.File // the other end of the network device, until Device hands it out
 	log       *os.File // nil where it could not be taken up again
 	exit      isolation.Exit
 	destroyed bool // Destroy was called
@@ -349,6 +350,10 @@ func (i *Instance) forget() error {
 func (i *Instance) closeLocked() error {
 	i.stop()
 	var all []error
+	if i.tap != nil {
+		all = append(all, i.tap.Close())
+		i.tap = nil
+	}
 	if i.log != nil {
 		all = append(all, i.log.Close())
 		i.log = nil

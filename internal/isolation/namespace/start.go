@@ -106,7 +106,9 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	// that fails takes it along.
 	device := startDevice(g, s.Network)
 	reply, err := g.launch(ctx, build.launch, build.files)
-	index, derr := device()
+	made, derr := device()
+	undo := cleanup.New(made.close)
+	defer undo.Run()
 	if err != nil {
 		return nil, b.explainLaunch(ctx, g, err)
 	}
@@ -114,7 +116,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 		return nil, derr
 	}
 	if s.Network != nil {
-		r.NetIndex, r.NetName = index, s.Network.Device
+		r.NetIndex, r.NetName = made.index, s.Network.Device
 	}
 	b.cfg.Log.DebugContext(ctx, "launched", "sandbox", s.ID, "guest", g.name, "micros", reply.Micros)
 	if err := b.failpoint("launched"); err != nil {
@@ -135,7 +137,10 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("verified"); err != nil {
 		return nil, err
 	}
-	return newInstance(b, g, r, applied), nil
+	undo.Release()
+	i := newInstance(b, g, r, applied)
+	i.tap = made.end
+	return i, nil
 }
 
 // build fills in the launch.

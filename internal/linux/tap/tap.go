@@ -41,25 +41,38 @@ type Config struct {
 	Gateways []netip.Addr
 }
 
-// Create makes a persistent TAP device in ns, with addresses and routes, and returns its index. Nobody
-// holds its other end yet.
-func Create(ns *os.File, c Config) (index int, err error) {
-	err = netns.In(ns, func() error {
-		f, err := attach(c.Name)
-		if err != nil {
+// Create makes a persistent TAP device in ns, with addresses and routes, and returns its other end and its
+// index. Closing that end and opening another by Open costs milliseconds: the kernel waits until no processor
+// can still use it.
+func Create(ns *os.File, c Config) (f *os.File, index int, err error) {
+	err = netns.In(ns, func() (err error) {
+		if f, err = attach(c.Name); err != nil {
 			return err
 		}
-		defer func() { _ = f.Close() }()
-		if index, err = configure(c); err != nil {
-			return fmt.Errorf("configure %s: %w", c.Name, err)
+		if index, err = configure(c); err == nil {
+			// Only now, so that a device that could not be finished goes with its descriptor.
+			err = persist(f)
 		}
-		// Only now, so that a device that could not be finished goes with its descriptor.
-		if err := unix.IoctlSetInt(int(f.Fd()), unix.TUNSETPERSIST, 1); err != nil {
-			return os.NewSyscallError("ioctl TUNSETPERSIST", err)
+		if err != nil {
+			_ = f.Close()
+			return fmt.Errorf("configure %s: %w", c.Name, err)
 		}
 		return nil
 	})
-	return index, err
+	if err != nil {
+		return nil, 0, err
+	}
+	return f, index, nil
+}
+
+// persist keeps a device when its end is closed.
+func persist(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) { err = unix.IoctlSetInt(int(fd), unix.TUNSETPERSIST, 1) })
+	return os.NewSyscallError("ioctl TUNSETPERSIST", errors.Join(err, cerr))
 }
 
 // ErrGone says that the device is not the one that was made: somebody removed or renamed it.
@@ -187,7 +200,9 @@ const (
 
 // awaitAddr waits until packets to an address of this namespace arrive.
 func awaitAddr(h *netlink.Handle, a netip.Addr) error {
-	for deadline := time.Now().Add(addrLimit); ; time.Sleep(addrEvery) {
+	look := time.NewTicker(addrEvery) // the kernel tells only those who listen to all of the namespace's news
+	defer look.Stop()
+	for deadline := time.Now().Add(addrLimit); ; <-look.C {
 		routes, err := h.RouteGet(a.AsSlice())
 		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
 			return nil

@@ -39,8 +39,11 @@ func config() Config {
 // A device is persistent, has what it was given and nothing else, and one end at a time.
 func TestCreateAndOpen(t *testing.T) {
 	ns := namespace(t)
-	index, err := Create(ns, config())
+	f, index, err := Create(ns, config())
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	err = netns.In(ns, func() error {
@@ -78,8 +81,11 @@ func TestCreateAndOpen(t *testing.T) {
 // kernel would make a new one of that name, which the twin shows.
 func TestOpenFindsNoOther(t *testing.T) {
 	ns := namespace(t)
-	index, err := Create(ns, config())
+	f, index, err := Create(ns, config())
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	inside := func(f func(*netlink.Handle, netlink.Link) error) {
