@@ -19,7 +19,7 @@ type child struct {
 func (c *context) fork(slot int) child {
 	c.t.Helper()
 	ours, theirs := pair(c.t)
-	k := &context{t: c.t, control: ours, events: make(chan event, 1<<20), done: make(chan struct{}), pipes: map[string]*os.File{}}
+	k := &context{t: c.t, control: ours, events: make(chan event, 1<<12), done: make(chan struct{}), pipes: map[string]*os.File{}}
 	fds := []int{int(theirs.Fd())}
 	for _, name := range []string{"stdout", "stderr"} {
 		r, w, err := os.Pipe()

@@ -96,7 +96,7 @@ func launch(t testing.TB, d Driver, o options) *context {
 	if o.argv != nil {
 		argv = o.argv
 	}
-	c := &context{t: t, control: ours, events: make(chan event, 1<<20), done: make(chan struct{}), pipes: map[string]*os.File{}}
+	c := &context{t: t, control: ours, events: make(chan event, 1<<12), done: make(chan struct{}), pipes: map[string]*os.File{}}
 	c.cmd = exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	c.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "LANG=C.UTF-8", "TMPDIR=" + t.TempDir()}, o.env...)
 	c.cmd.Dir = o.dir

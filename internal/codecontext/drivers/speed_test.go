@@ -75,3 +75,41 @@ func TestPythonMemoryIsFlat(t *testing.T) {
 		}
 	})
 }
+
+func BenchmarkOthers(b *testing.B) {
+	for _, language := range []string{"javascript", "bash"} {
+		d := find(b, language)
+		b.Run(language, func(b *testing.B) {
+			c := launch(b, d, options{})
+			code := map[string]string{"javascript": "1+1", "bash": "echo 2"}[language]
+			for b.Loop() {
+				if o := c.run(code); o.err != nil {
+					b.Fatal(o.err)
+				}
+			}
+		})
+		b.Run(language+"-start", func(b *testing.B) {
+			for b.Loop() {
+				launch(b, d, options{}).stop()
+			}
+		})
+	}
+}
+
+// BenchmarkFresh measures a fork of a zygote: placing it is the guest's, so the whole is one message more.
+func BenchmarkFresh(b *testing.B) {
+	for _, i := range interpreters(b) {
+		b.Run(i.name, func(b *testing.B) {
+			z := zygote(b, i)
+			n := 0
+			for b.Loop() {
+				n++
+				k := z.fork(n)
+				if k.run("1+1").main() != "2" {
+					b.Fatal("not 2")
+				}
+				z.reap(k)
+			}
+		})
+	}
+}
