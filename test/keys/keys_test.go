@@ -38,6 +38,7 @@ func TestKeys(t *testing.T) {
 		{"other places", otherPlaces},
 		{"clients", clients},
 		{"other sandboxes", otherSandboxes},
+		{"rules about requests", requestRules},
 		{"rotation", rotation},
 		{"model route", modelRoute},
 		{"a killed gateway", killedGateway},
@@ -216,6 +217,27 @@ func otherSandboxes(t *testing.T, s *stage, box string) {
 	s.sh(box, `curl -sS -m 20 https://`+api+`/first-again`)
 	if r := s.api.last(t); r.header.Get("X-Private") != canary(2) {
 		t.Errorf("its own: %s", r.text())
+	}
+}
+
+// requestRules: a rule about methods and paths holds for each request on a connection, also where no secret is.
+func requestRules(t *testing.T, s *stage, _ string) {
+	box := s.box("allow GET https://" + other + "/open/*")
+	for attack, want := range map[string]string{
+		`https://` + other + `/open/a`:                                         "200",
+		`-X POST https://` + other + `/open/a`:                                 "403",
+		`https://` + other + `/shut`:                                           "403",
+		`--path-as-is https://` + other + `/open/../shut`:                      "403",
+		`https://` + other + `/open/a -o /dev/null https://` + other + `/shut`: "200403",
+	} {
+		if out := s.sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' `+attack); out != want {
+			t.Errorf("%s: %s, want %s", attack, out, want)
+		}
+	}
+	for _, r := range s.other.all() {
+		if strings.Contains(r.path, "shut") {
+			t.Errorf("the host got %s", r.path)
+		}
 	}
 }
 
