@@ -40,7 +40,8 @@ type usableTemplate struct {
 func (t usableTemplate) notice() string { return standInNotice(t.asked, t.name) }
 
 func standInNotice(asked, name string) string {
-	if asked == name || asked == "" {
+	// E2B's clients have a name of their own for template code-interpreter.
+	if asked == name || asked == "" || asked == "code-interpreter-v1" && name == "code-interpreter" {
 		return ""
 	}
 	text := fmt.Sprintf("template %s is not built here, so that template %s stands in for it", asked, name)
