@@ -82,11 +82,12 @@ func TestWayOut(t *testing.T) {
 
 	s := h.create("")
 	path := "/sandboxes/" + s.SandboxID + "/network"
-	for body, want := range map[string]string{
-		`{"allowOut":["1.1.1.1"],"denyOut":["0.0.0.0/0"]}`: "allow 1.1.1.1:*\nallow udp://1.1.1.1:*",
-		`{"allow_internet_access":false}`:                  ``,
-		`{}`:                                               open,
+	for _, c := range [][2]string{
+		{`{"allowOut":["1.1.1.1"],"denyOut":["0.0.0.0/0"]}`, "allow 1.1.1.1:*\nallow udp://1.1.1.1:*"},
+		{`{"allow_internet_access":false}`, ``},
+		{`{}`, open},
 	} {
+		body, want := c[0], c[1]
 		if a := h.call("PUT", path, body); a.status != 204 {
 			t.Errorf("%s: %d %s", body, a.status, a.body)
 		}
