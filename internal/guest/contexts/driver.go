@@ -120,6 +120,19 @@ func (r *running) kill(cause guestwire.RunEnd) {
 	}
 }
 
+// leaveLimit is how long a fork that has had its run may take to leave by itself.
+const leaveLimit = 200 * time.Millisecond
+
+// await waits until nothing is left of the driver, but not longer than limit.
+func (r *running) await(limit time.Duration) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case <-r.over:
+	case <-late.C:
+	}
+}
+
 // interrupt sends the signal. c.mu is held, so that the run that is meant still executes.
 func (r *running) interrupt() error {
 	if r.d == nil {

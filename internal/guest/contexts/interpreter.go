@@ -444,7 +444,11 @@ func (c *interpreter) delete() {
 	c.mu.Lock()
 	c.deleted = true
 	d := c.driver
+	leaving := c.req.Fork != "" && c.info.Runs > 0 && c.current == nil && len(c.queue) == 0
 	c.mu.Unlock()
+	if d != nil && leaving {
+		d.await(leaveLimit)
+	}
 	if d != nil {
 		d.kill(guestwire.RunCanceled)
 		<-d.over
