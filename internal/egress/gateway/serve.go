@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,10 +16,60 @@ import (
 	"casemate.dev/internal/errs"
 )
 
-// Serve answers calls on l until the server asks the process to end.
-func (g *Gateway) Serve(l *net.UnixListener) error {
+// lonelyLimit is how long a gateway that serves nobody waits for a server. One that was killed, and whose run
+// directory is gone, never comes back.
+const lonelyLimit = 2 * time.Minute
+
+// company counts the connections of servers.
+type company struct {
+	mu   sync.Mutex // guards the fields below
+	open int
+	left time.Time // when the last one went
+}
+
+func (c *company) add(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open += n
+	c.left = time.Now()
+}
+
+// alone returns for how long there has been no server.
+func (c *company) alone() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open > 0 {
+		return 0
+	}
+	return time.Since(c.left)
+}
+
+// leaveWhenAlone ends a gateway that serves nobody and that nobody talks to.
+func (g *Gateway) leaveWhenAlone(ctx context.Context, c *company, limit time.Duration, leave func()) {
+	t := time.NewTicker(max(limit/10, time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if c.alone() > limit && len(g.Sandboxes()) == 0 {
+			leave()
+			return
+		}
+	}
+}
+
+// Serve answers calls on l until the server asks the process to end, or there is neither a server nor a
+// sandbox any more.
+func (g *Gateway) Serve(l *net.UnixListener) error { return g.serve(l, lonelyLimit) }
+
+func (g *Gateway) serve(l *net.UnixListener, limit time.Duration) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	servers := &company{left: time.Now()}
+	go g.leaveWhenAlone(ctx, servers, limit, cancel)
 	context.AfterFunc(ctx, func() { _ = l.Close() })
 	for {
 		c, err := l.AcceptUnix()
@@ -28,6 +80,8 @@ func (g *Gateway) Serve(l *net.UnixListener) error {
 			return err
 		}
 		go func() {
+			servers.add(1)
+			defer servers.add(-1)
 			defer func() { _ = c.Close() }()
 			if err := checkPeer(c); err != nil {
 				g.log.Warn("refused a control connection", "err", err)
