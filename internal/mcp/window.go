@@ -114,10 +114,12 @@ func wholeEnd(b []byte) []byte {
 
 // wholeStart drops the end of a character that b begins in.
 func wholeStart(b []byte) []byte {
-	for i := 0; i < utf8.UTFMax && i < len(b); i++ {
-		if utf8.RuneStart(b[i]) {
-			return b[i:]
-		}
+	i := 0
+	for i < len(b) && i < utf8.UTFMax && !utf8.RuneStart(b[i]) {
+		i++
 	}
-	return b
+	if i == utf8.UTFMax {
+		return b // no character is that long: it is no text
+	}
+	return b[i:]
 }
