@@ -1,9 +1,11 @@
 package guest_test
 
 import (
+	"context"
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -109,6 +111,42 @@ func TestForksWithoutZygote(t *testing.T) {
 	// Without control groups it has gone with the zygote, of which it descends.
 	if s, err := c.try("1+1"); err != nil && errs.KindOf(err) != errs.FailedPrecondition || err == nil && s.info.End == guestwire.RunNone {
 		t.Errorf("a fork whose zygote has ended: %+v, %v", s, err)
+	}
+}
+
+// TestForkOfAnother: VULNERABILITY: the guest puts what a zygote calls its fork into a scope, signals it
+// and kills it. ATTACK: a zygote that was taken over names a process that is not its own: the guest, another
+// user's, itself. VERIFIES: none is taken for a fork. The twin is TestForks, where the same words name one.
+func TestForkOfAnother(t *testing.T) {
+	r := newRunner(t, setup{})
+	if res := r.run(guestwire.StartProcess{Argv: []string{"sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"}, User: "other"}); res.info.Code != 0 {
+		t.Fatalf("%s", res.err)
+	}
+	for _, pid := range []string{"1", "2", "os.getpid()", "-1", "0", "99999999"} {
+		z := r.interpreter(func(c *guestwire.CreateContext) {
+			c.Zygote = true
+			c.Driver = `
+import json, os
+def say(m): os.write(3, json.dumps(m).encode() + b"\n")
+say({"ev": "ready"})
+for line in os.fdopen(os.dup(3), "rb"):
+    order = json.loads(line)
+    if order["op"] == "zygote": say({"ev": "zygote"})
+    if order["op"] == "fork": say({"ev": "forked", "slot": order["slot"], "pid": ` + pid + `})
+`
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+		_, err := r.CreateContext(ctx, guestwire.CreateContext{ID: r.serial(), Fork: z.id}, nil)
+		cancel()
+		if err == nil {
+			t.Errorf("process %s was taken for a fork", pid)
+		}
+		if err := r.DeleteContext(t.Context(), z.id); err != nil {
+			t.Error(err)
+		}
+	}
+	if res := r.sh("ls /proc | grep -c '^[0-9]'"); res.info.Code != 0 {
+		t.Errorf("the sandbox is not well: %+v", res.info)
 	}
 }
 
