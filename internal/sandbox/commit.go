@@ -246,9 +246,15 @@ func (m *Manager) profilesLike(ctx context.Context, s Spec) []string {
 // commit as a template.
 func (m *Manager) startingCommit(ctx context.Context, p Principal, s *Spec) (rootfs.Template, error) {
 	ref := s.Template
-	c, ok, err := m.namedCommit(ctx, p, ref)
-	if err != nil || !ok {
-		return rootfs.Template{}, err
+	var c Commit
+	if s.from != nil {
+		c, s.from = *s.from, nil
+	} else {
+		var ok bool
+		var err error
+		if c, ok, err = m.namedCommit(ctx, p, ref); err != nil || !ok {
+			return rootfs.Template{}, err
+		}
 	}
 	from := c.Spec
 	s.Template, s.Commit, s.layer = from.Template, c.ID, c.layer

@@ -35,7 +35,7 @@ type Forked struct {
 }
 
 // forkers is how many forks are made side by side; each mostly waits for its guest.
-const forkers = 16
+const forkers = 32
 
 // Fork makes new sandboxes with the files, the settings, the environment and the labels that a sandbox has
 // now. Each has its own identity; what they share is never written to. No process comes along. The commit
@@ -91,7 +91,7 @@ func (m *Manager) forkPoint(ctx context.Context, p Principal, b *box) (Commit, e
 
 func forkSpec(c Commit, o ForkOptions, i int) Spec {
 	s := c.Spec
-	s.Template, s.Commit = c.ID, ""
+	s.Template, s.Commit, s.from = c.ID, "", &c
 	s.Labels, s.Extra = maps.Clone(s.Labels), maps.Clone(s.Extra)
 	s.AllowMissing, s.Workspaces = slices.Clone(s.AllowMissing), slices.Clone(s.Workspaces)
 	if s.Network != nil {

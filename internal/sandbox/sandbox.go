@@ -93,8 +93,9 @@ type Spec struct {
 	// Extra is what the interface that made the sandbox keeps with it. Nothing in this package reads it.
 	Extra map[string]string
 
-	// layer is Commit's.
+	// layer is Commit's, and from the commit itself where it need not be looked up.
 	layer string
+	from  *Commit
 }
 
 // rests reports whether the lifetime rests while the sandbox is paused.
