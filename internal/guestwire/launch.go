@@ -85,10 +85,11 @@ type Mount struct {
 	Mode uint32 `json:"mode,omitempty"`
 }
 
-// LaunchFile is a small file of the server's making.
+// LaunchFile is a file of the server's making. File indexes a file of the call that holds what it shall: as text
+// that would be most of the message.
 type LaunchFile struct {
-	Target  string `json:"target"` // absolute, clean; made where it is missing
-	Content []byte `json:"content"`
+	Target string `json:"target"` // absolute, clean; made where it is missing
+	File   int    `json:"file"`
 }
 
 // LaunchReply is what the guest really put in place: the guest's word, except that it read the walls

@@ -326,7 +326,7 @@ func (s *setup) build() error {
 		}
 	}
 	for i, f := range l.Files {
-		if err := showFile(root, "/f"+strconv.Itoa(i), f); err != nil {
+		if err := s.showFile(root, "/f"+strconv.Itoa(i), f); err != nil {
 			return fmt.Errorf("show %s: %w", f.Target, err)
 		}
 	}

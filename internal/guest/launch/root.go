@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -151,8 +152,12 @@ func (s *setup) mount(root, i int, m guestwire.Mount) error {
 
 // showFile makes a file in the staging area and mounts it, read-only, in the place of one in the root. It is
 // root's in here, who has no way to write to it either.
-func showFile(root int, staged string, f guestwire.LaunchFile) error {
-	if err := os.WriteFile(staged, f.Content, 0o444); err != nil {
+func (s *setup) showFile(root int, staged string, f guestwire.LaunchFile) error {
+	content, err := s.file(f.File)
+	if err != nil {
+		return err
+	}
+	if err := copyTo(staged, content); err != nil {
 		return err
 	}
 	m, err := mount.Clone(staged, false)
@@ -169,6 +174,22 @@ func showFile(root int, staged string, f guestwire.LaunchFile) error {
 	}
 	defer unix.Close(at)
 	return mount.Attach(m, at)
+}
+
+// maxShown bounds a file that is shown.
+const maxShown = 16 << 20
+
+// copyTo makes a file with the content of another, which is read at a position, since it may be shared.
+func copyTo(path string, content *os.File) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(f, io.NewSectionReader(content, 0, maxShown+1))
+	if err == nil && n > maxShown {
+		err = fmt.Errorf("it is longer than %d bytes", maxShown)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // give sets owner and mode of an overlay's root directory.

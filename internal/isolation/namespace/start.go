@@ -162,7 +162,11 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 		return err
 	}
 	for _, f := range s.Files {
-		build.launch.Files = append(build.launch.Files, guestwire.LaunchFile{Target: f.Path, Content: f.Content})
+		content, err := sealedFile("casemate-file", f.Content)
+		if err != nil {
+			return err
+		}
+		build.launch.Files = append(build.launch.Files, guestwire.LaunchFile{Target: f.Path, File: build.add(content)})
 	}
 	build.launch.Sys = guestwire.Prepared
 	if len(cpus) > 0 { // fewer than all

@@ -82,19 +82,22 @@ func (b *Backend) baseWalls(key wallKey) (wallPlan, error) {
 
 // filterFile puts a filter into a sealed file in memory: guests share it, and none may change it for
 // the next.
-func filterFile(program []byte) (*os.File, error) {
-	fd, err := unix.MemfdCreate("casemate-filter", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+func filterFile(program []byte) (*os.File, error) { return sealedFile("casemate-filter", program) }
+
+// sealedFile is a file in memory that nobody can change.
+func sealedFile(name string, content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	f := os.NewFile(uintptr(fd), "casemate-filter")
-	if _, err = f.Write(program); err == nil {
+	f := os.NewFile(uintptr(fd), name)
+	if _, err = f.Write(content); err == nil {
 		const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("seal filter: %w", err)
+		return nil, fmt.Errorf("seal %s: %w", name, err)
 	}
 	return f, nil
 }
