@@ -67,7 +67,7 @@ demo: ## Show Casemate at work: a sandbox, a small agent's task in it, what it c
 # --- check -------------------------------------------------------------------------------------
 
 .PHONY: test
-test: setup check unit race cross ## Everything that must hold before a change lands (as root)
+test: setup check unit race e2b cross ## Everything that must hold before a change lands (as root)
 	@echo 'all checks and tests passed'
 
 .PHONY: check
@@ -103,7 +103,7 @@ race: guest ## The concurrent packages under the race detector
 	CGO_ENABLED=1 go test -race -timeout $(TESTTIMEOUT) -skip '$(WITHOUTRACE)' $(RACE)
 
 .PHONY: e2b
-e2b: build ## E2B's own SDKs against a server, about a minute (needs node, npm, python3 and their registries; root)
+e2b: build ## E2B's own SDKs against a server, about two minutes (with their registries, the first time)
 	test/e2b/run.sh $(SUITES)
 
 .PHONY: e2b-speed

@@ -23,6 +23,22 @@ npm_ci() {
 	npm ci --prefix "$1" --ignore-scripts --no-audit --no-fund --loglevel=error
 }
 
+# node_version is what is fetched where the system's Node.js is too old for E2B's SDK, as Debian 12's is.
+node_version=22.23.5
+
+# use_node DIR: puts a Node.js that E2B's SDK takes (20.18.1 or newer) first in PATH: the system's, or one from
+# the registry in DIR.
+use_node() {
+	local arch=x64
+	if ! node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || a === 20 && b > 18 ? 0 : 1)' 2>/dev/null; then
+		[[ $(uname -m) == aarch64 ]] && arch=arm64
+		if [[ ! -x $1/node_modules/node-linux-$arch/bin/node ]]; then
+			npm install --prefix "$1" --ignore-scripts --no-audit --no-fund --loglevel=error "node-linux-$arch@$node_version"
+		fi
+		PATH=$PWD/$1/node_modules/node-linux-$arch/bin:$PATH
+	fi
+}
+
 # install_pip DIR REQUIREMENTS: makes a virtual environment in DIR with what the file pins.
 install_pip() {
 	installed "$1" "$2" pip_install "$1" "$2"

@@ -8,6 +8,7 @@ cd "$(dirname "$0")"
 suites=("${@:-}")
 [[ -n ${suites[0]} ]] || suites=(js-2.51 js-2.45 python interpreter-js interpreter-python)
 
+use_node .cache/node
 for s in "${suites[@]}"; do
 	case $s in
 	js-*) install_npm ".cache/$s" "js/${s#js-}" ;;
