@@ -7,7 +7,9 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-GOARCH ?= $(shell go env GOARCH)
+# Where Go lies unless somebody says otherwise (go.dev/doc/install).
+export PATH := $(PATH):/usr/local/go/bin
+GOARCH ?= $(shell PATH="$(PATH)" go env GOARCH)
 # Static programs: no C library decides how a name is resolved or a user looked up.
 export CGO_ENABLED ?= 0
 
