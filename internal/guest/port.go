@@ -151,7 +151,7 @@ func move(dst, src net.Conn, lend *chunks) error {
 		return err
 	}
 	for {
-		buf, n := receive(raw, lend)
+		buf, n := receive(raw, lend, func(bool) {})
 		if buf == nil || n < 0 {
 			if buf != nil {
 				lend.put(buf)

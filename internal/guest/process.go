@@ -3,6 +3,7 @@ package guest
 import (
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,8 @@ const (
 	quietGrace = 200 * time.Millisecond
 	// lateGrace is when it counts as complete at the latest.
 	lateGrace = time.Second
+	// lookAgain is how soon output that waits to be read is looked for again.
+	lookAgain = 10 * time.Millisecond
 	// defaultGrace lies between SIGTERM and SIGKILL.
 	defaultGrace = 2 * time.Second
 )
@@ -41,8 +44,9 @@ type process struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
 	tree     tree
-	open     int // streams that have not reached their end
-	busy     int // chunks being put into the buffer, which may wait for a holder
+	open     int               // streams that have not reached their end
+	busy     int               // chunks on their way into the buffer, which may wait for a holder
+	sources  []syscall.RawConn // what pumps read
 	last     time.Time
 	ended    time.Time
 	exit     exit
@@ -130,6 +134,7 @@ func (p *process) settle() {
 	wait, due := p.settleLocked()
 	if due {
 		p.complete = true // nobody else gets here
+		p.sources = nil
 	}
 	p.mu.Unlock()
 	if due {
@@ -157,6 +162,11 @@ func (p *process) settleLocked() (wait time.Duration, due bool) {
 	now := time.Now()
 	quiet := quietGrace - now.Sub(since)
 	late := lateGrace - now.Sub(p.ended)
+	// Silent is only what has nothing to tell. One that goes on printing, as a daemon may, is cut off when
+	// it is late; what has printed nothing since the end may still hold what came before it.
+	if quiet <= 0 && (late > 0 || since == p.ended) && p.unreadLocked() {
+		return lookAgain, false
+	}
 	wait = min(quiet, late)
 	return wait, wait <= 0
 }

@@ -31,6 +31,7 @@ func (c *chunks) put(b *[chunkSize]byte) { c.pool.Put(b) }
 func (p *process) pump(f *os.File, s guestwire.Stream, rest []byte, lend *chunks) {
 	defer p.pumped(f)
 	if len(rest) > 0 {
+		p.taking(true)
 		p.print(s, rest)
 	}
 	raw, err := f.SyscallConn()
@@ -38,25 +39,38 @@ func (p *process) pump(f *os.File, s guestwire.Stream, rest []byte, lend *chunks
 		return
 	}
 	for {
-		buf, n := receive(raw, lend)
+		buf, n := receive(raw, lend, p.taking)
 		if buf == nil {
 			return
 		}
-		if n > 0 {
-			p.print(s, buf[:n])
-		}
-		lend.put(buf)
 		if n <= 0 {
+			lend.put(buf)
+			p.taking(false)
 			return
 		}
+		p.print(s, buf[:n])
+		lend.put(buf)
 	}
 }
 
-// receive waits for bytes and only then takes a buffer for them. It returns none where the
-// descriptor is of no further use. n is 0 at the end of a pipe; a terminal whose last process has
-// gone gives EIO instead (pty(7)).
-func receive(raw syscall.RawConn, lend *chunks) (buf *[chunkSize]byte, n int) {
+// taking notes that a pump is about to read, or that there was nothing: what it has read is on its way into
+// the buffer, and the output is not complete before it is there.
+func (p *process) taking(begins bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if begins {
+		p.busy++
+	} else {
+		p.busy--
+	}
+}
+
+// receive waits for bytes and only then takes a buffer for them; taking is told before it looks, and after
+// it found nothing. It returns none where the descriptor is of no further use. n is 0 at the end of a pipe;
+// a terminal whose last process has gone gives EIO instead (pty(7)).
+func receive(raw syscall.RawConn, lend *chunks, taking func(begins bool)) (buf *[chunkSize]byte, n int) {
 	err := raw.Read(func(fd uintptr) bool {
+		taking(true)
 		buf = lend.get()
 		for {
 			var err error
@@ -67,6 +81,7 @@ func receive(raw syscall.RawConn, lend *chunks) (buf *[chunkSize]byte, n int) {
 			case unix.EAGAIN:
 				lend.put(buf)
 				buf = nil
+				taking(false)
 				return false // the poller wakes us
 			}
 			return true
@@ -78,11 +93,24 @@ func receive(raw syscall.RawConn, lend *chunks) (buf *[chunkSize]byte, n int) {
 	return buf, n
 }
 
-// print puts bytes into the buffer, which may wait for a holder.
+// unreadLocked reports whether a stream has something to tell that no pump has taken yet: on a machine
+// with too much to do a pump may come late.
+func (p *process) unreadLocked() bool {
+	for _, raw := range p.sources {
+		fds := [1]unix.PollFd{{Events: unix.POLLIN}}
+		err := raw.Control(func(fd uintptr) {
+			fds[0].Fd = int32(fd)
+			_, _ = unix.Poll(fds[:], 0) // interrupted: looked at again soon enough
+		})
+		if err == nil && fds[0].Revents&unix.POLLIN != 0 { // closed: it has reached its end
+			return true
+		}
+	}
+	return false
+}
+
+// print puts what was taken into the buffer, which may wait for a holder.
 func (p *process) print(s guestwire.Stream, b []byte) {
-	p.mu.Lock()
-	p.busy++
-	p.mu.Unlock()
 	p.out.Append(s, b)
 	now := time.Now()
 	p.mu.Lock()

@@ -111,9 +111,17 @@ func (p *process) begun(c *child, s *streams) {
 // lookAfter has pumps read what the process prints, and the reaper wait for its end.
 func (g *Guest) lookAfter(p *process, s *streams) {
 	for i := range s.ours {
-		if o := &s.ours[i]; o.live() {
-			go p.pump(o.take(), o.kind, o.rest, &g.chunks)
+		o := &s.ours[i]
+		if !o.live() {
+			continue
 		}
+		f := o.take()
+		if raw, err := f.SyscallConn(); err == nil { // of an open file it is to be had
+			p.mu.Lock()
+			p.sources = append(p.sources, raw)
+			p.mu.Unlock()
+		}
+		go p.pump(f, o.kind, o.rest, &g.chunks)
 	}
 	g.reaper.adopt(p.child, p.hasEnded)
 }
