@@ -299,6 +299,5 @@ func loopback() error {
 
 // serial numbers process ids.
 func (r *runner) serial() string {
-	r.n++
-	return "p" + strconv.Itoa(r.n)
+	return "p" + strconv.FormatInt(r.n.Add(1), 10)
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 type runner struct {
 	t testing.TB
 	*guestwire.Client
-	n int
+	n atomic.Int64
 }
 
 func newRunner(t testing.TB, s setup) *runner { return &runner{t: t, Client: start(t, s)} }
