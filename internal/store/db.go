@@ -33,9 +33,9 @@ type Config struct {
 	// Shared opens beside a running server, for tools that change a row or two. Without it the
 	// directory is locked, and a second server is refused.
 	Shared bool
-	// FlushEvery bounds how long a queued change that nobody waits for stays unwritten; default 30 ms.
+	// FlushEvery bounds how long a queued change that nobody waits for stays unwritten; default 25 ms.
 	FlushEvery time.Duration
-	// SyncEvery bounds how long a written change stays unflushed; default 18 ms. A power loss takes at
+	// SyncEvery bounds how long a written change stays unflushed; default 15 ms. A power loss takes at
 	// most what happened within the sum of the two.
 	SyncEvery time.Duration
 	// Log hears about faults that no caller can be told; default none.
@@ -59,10 +59,10 @@ type DB struct {
 // FailedPrecondition: another server uses it, or a newer version wrote it.
 func Open(cfg Config) (*DB, error) {
 	if cfg.FlushEvery <= 0 {
-		cfg.FlushEvery = 30 * time.Millisecond
+		cfg.FlushEvery = 25 * time.Millisecond
 	}
 	if cfg.SyncEvery <= 0 {
-		cfg.SyncEvery = 18 * time.Millisecond
+		cfg.SyncEvery = 15 * time.Millisecond
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

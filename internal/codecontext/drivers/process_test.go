@@ -32,7 +32,7 @@ await asyncio.sleep(0)
 		c.run("gate.clear(); done.clear(); th = threading.Thread(target=lambda: (time.sleep(0.05), display('between')), daemon=True); th.start()")
 		testenvPoll(t, func() bool { return strings.Contains(c.run("None").order(), "result:'between'") })
 		// A server's socket alone keeps the loop going.
-		o = c.run(`
+		c.run(`
 async def answer(r, w):
     w.write(b'hello'); w.close()
 server = await asyncio.start_server(answer, '127.0.0.1', 0)

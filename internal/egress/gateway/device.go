@@ -300,7 +300,7 @@ func inspect6(b []byte) (packet, bool) {
 		return p, false
 	}
 	body := b[header.IPv6MinimumSize:]
-	switch h.TransportProtocol() {
+	switch tcpip.TransportProtocolNumber(h.NextHeader()) { // extension headers are not carried
 	case header.TCPProtocolNumber, header.UDPProtocolNumber:
 		return p, true
 	case header.ICMPv6ProtocolNumber:
