@@ -234,6 +234,8 @@ func (s *setup) prepare(dev, sys *os.File) error {
 		return fmt.Errorf("forbid user namespaces: %w", err)
 	}
 
+	relaxWatcher(proc)
+
 	// From here on the host's files can't be named. A guest may wait long for its launch, and must
 	// neither keep the host's file systems busy nor have them in sight.
 	stage, err := enterStage()

@@ -31,7 +31,7 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return a, fmt.Errorf("unshare control group namespace: %w", err)
 	}
-	// The server's threads, and with them the guest's, let the kernel be late with timers; processes don't.
+	// A thread that the runtime's watching thread made lets the kernel be late with timers; processes don't.
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, defaultTimerSlack, 0, 0, 0); err != nil {
 		return a, fmt.Errorf("set timer slack: %w", err)
 	}

@@ -193,25 +193,18 @@ func (b *Backend) fork(g *guest) error {
 	return nil
 }
 
-// guestSlack is by how many nanoseconds the kernel may delay a timer of the guest's to join it with others.
-// It is about the thread by which Go's runtime watches over the others: while anything runs, that one
-// sleeps for 20 µs at a time, which took an eighth of the guest's processor time. The thread that starts
-// processes, and with it they, has the usual 50,000 (guest/spawn).
-const guestSlack = 5_000_000
+// guestSlack is by how many nanoseconds the kernel may delay the guest's timers: what a thread has by default.
+// The server's own threads may have more.
+const guestSlack = 50_000
 
 // execGuest forks and executes the guest program, whose threads inherit the slack of the one that forks.
 func execGuest(attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
-	if err == nil {
-		err = unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0)
-	}
-	if err != nil {
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0); err != nil {
 		return 0, os.NewSyscallError("prctl PR_SET_TIMERSLACK", err)
 	}
-	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0) }() // what was read can be set
-	return syscall.ForkExec(programPath(), []string{"casemate-guest"}, attr)         //nolint:forbidigo // the guest is no process of a sandbox
+	return syscall.ForkExec(programPath(), []string{"casemate-guest"}, attr) //nolint:forbidigo // the guest is no process of a sandbox
 }
 
 // giveIDs maps the guest's ids and tells it so: it waits for that before it does anything else.

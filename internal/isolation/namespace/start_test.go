@@ -57,6 +57,29 @@ func TestFailedStartsLeaveNothing(t *testing.T) {
 	wants(t, "a start afterwards", start(t, b, newSpec(t, isolation.Locked)).sh("echo fine"), "fine")
 }
 
+// Only the thread by which Go's runtime watches over the others may be late: with the slack of that one, a
+// thread that looks for work would sleep for milliseconds while the work waits.
+func TestGuestIsLateWithOneThread(t *testing.T) {
+	testenv.NoLeaks(t)
+	x := start(t, newHost(t).backend(), newSpec(t, isolation.Locked))
+	dir, err := os.Open(procFile(recordOf(t, x.inst).PID, "task"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	threads, err := dir.Readdirnames(2) // in the order in which they were made
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"50000", "5000000"} {
+		got, err := os.ReadFile(filepath.Join("/proc", threads[i], "timerslack_ns"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wants(t, "slack", strings.TrimSpace(string(got)), want)
+	}
+}
+
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
