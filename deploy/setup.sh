@@ -8,7 +8,7 @@ set -euo pipefail
 # program:package pairs; a package counts as there when its program is.
 need=(mkfs.btrfs:btrfs-progs mount:mount python3:python3)
 if [[ "${1:-}" == --tests ]]; then
-	need+=(make:make git:git curl:curl gcc:gcc bwrap:bubblewrap runc:runc debootstrap:debootstrap node:nodejs npm:npm)
+	need+=(make:make git:git curl:curl gcc:gcc bwrap:bubblewrap runc:runc debootstrap:debootstrap pgrep:procps node:nodejs npm:npm)
 fi
 
 missing=()

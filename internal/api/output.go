@@ -111,7 +111,8 @@ func (a *API) serveOutput(w http.ResponseWriter, r *http.Request) error {
 func (a *API) poll(ctx context.Context, q outputQuery, sink sandbox.OutputSink, sent func() bool) (sandbox.Process, error) {
 	m, who := a.cfg.Manager, principalOf(ctx)
 	p, err := m.Output(ctx, who, q.sandbox, q.process, q.OutputOptions, sink)
-	if err != nil || q.wait == 0 || q.Follow || sent() || p.End != sandbox.EndNone {
+	over := p.End != sandbox.EndNone && p.Bytes <= q.Offset // it may have printed, and ended, since it was read
+	if err != nil || q.wait == 0 || q.Follow || sent() || over {
 		return p, err
 	}
 	waiting, cancel := context.WithTimeout(ctx, q.wait)

@@ -100,6 +100,39 @@ func TestBashExit(t *testing.T) {
 	}
 }
 
+// TestBashKeepsTheStatus: $? is the last run's.
+func TestBashKeepsTheStatus(t *testing.T) {
+	c := startBash(t, options{})
+	for _, code := range []string{"(exit 7)", "true", "set -o pipefail; (exit 3) | cat"} {
+		want := fmt.Sprintln(c.run(code).end.ExitCode)
+		if got := c.run("echo $?").stdout; got != want {
+			t.Errorf("after %q: %q, want %q", code, got, want)
+		}
+	}
+	c.run("trap 'echo trapped' ERR")
+	if got := c.run("(exit 5)").stdout; got != "trapped\ntrapped\n" { // for the command and for the eval around it
+		t.Errorf("%q", got)
+	}
+	if got := c.run("echo $?").stdout; got != "5\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestBashLateProgram: what an interrupt has missed outlives its run, and its end is no answer to the next.
+func TestBashLateProgram(t *testing.T) {
+	c := startBash(t, options{})
+	// A program that takes its second interrupt only, as one does that was just being started at the first.
+	c.start(`echo go; bash -c 'trap "trap - INT" INT; while :; do read -rt 0.05 <> <(:); done'`)
+	c.until("go")
+	c.interrupt()
+	c.wait()
+	for i := range 3 {
+		if o := c.run(fmt.Sprint("echo ", i)); o.stdout != fmt.Sprintln(i) || o.err != nil {
+			t.Fatalf("run %d: %q %+v", i, o.order(), o.err)
+		}
+	}
+}
+
 func TestBashInterrupts(t *testing.T) {
 	c := startBash(t, options{})
 	c.run("kept=here")

@@ -6,7 +6,7 @@
 # a shell drops what it does at SIGINT and goes on with all its variables.
 #
 # The manager sends the shell one line a time and gets one line back, when the shell asks for the next:
-# its exit status and working directory.
+# its exit status, which line that was, and its working directory.
 
 exec {ctl}<&3 3<&- 4<&-
 exec {out}>&1
@@ -23,9 +23,10 @@ start_shell() {
 	shell=$SHELL_OF_RUNS_PID
 	exec {answers}<&"${SHELL_OF_RUNS[0]}"- {commands}>&"${SHELL_OF_RUNS[1]}"-
 	local line='exec 2>&201 201>&-; export -n PS1 PS2; unset HISTFILE MAILCHECK TMOUT; set +o history +H +m'
+	line+='; __casemate_status() { builtin return "$1"; }'
 	line+='; exit() { builtin exit "$@" 2>/dev/null; }'
-	line+='; readonly PROMPT_COMMAND='"'"'builtin printf "%d %q\n" "$?" "$PWD" >&200'"'"
-	printf '%s\n' "builtin cd -- $(quoted "$dir") 2>/dev/null; $line" >&"$commands"
+	line+='; readonly PROMPT_COMMAND='"'"'builtin printf "%d %s %q\n" "$?" "${__casemate_turn:-x}" "$PWD" >&200'"'"
+	order "builtin cd -- $(quoted "$dir") 2>/dev/null; $line"
 	answer
 }
 
@@ -35,13 +36,30 @@ quoted() {
 	printf %s "$q"
 }
 
-# answer waits for the shell's next line, and leaves it in $status and $dir; false when the shell ended.
+# order sends the shell a line.
+order() {
+	((turn += 1))
+	printf '__casemate_turn=%d; %s\n' "$turn" "$1" >&"$commands"
+}
+turn=0
+
+# answer waits for the shell's answer to the last line, and leaves it in $status and $dir; false when the
+# shell ended. A program that outlived an earlier line and is ended only now makes the shell ask once more: that
+# is no answer to this line. An interrupt may also make it drop the line unread, so it is asked whether it did.
 answer() {
-	local place code
+	local place code seen
 	while :; do
-		IFS=' ' read -r -t 0.5 -u "$answers" status place
+		IFS=' ' read -r -t 0.5 -u "$answers" status seen place
 		code=$?
 		if ((code == 0)); then
+			case $seen in
+			"$((turn - 1))")
+				[[ ! $interrupted ]] || printf '__casemate_turn=%d.dropped\n' "$turn" >&"$commands"
+				continue
+				;;
+			"$((turn - 1)).dropped") continue ;;
+			"$turn.dropped") status=130 ;;
+			esac
 			eval "dir=$place" # the shell's own quoting
 			return 0
 		fi
@@ -185,13 +203,13 @@ with_env() {
 		line+=" [[ -v ${env[i]} ]] && __casemate_old+=(\"\$(builtin declare -p ${env[i]})\") || __casemate_old+=('unset ${env[i]}');"
 		line+=" builtin export ${env[i]}=$(quoted "${env[i + 1]}");"
 	done
-	printf '%s\n' "$line" >&"$commands"
+	order "$line"
 	answer
 }
 
 without_env() {
 	# declare in a for loop at the top of the shell sets the shell's own variables
-	printf '%s\n' 'for __casemate_line in "${__casemate_old[@]}"; do [[ $__casemate_line == unset* ]] || builtin unset "$(__casemate_name=${__casemate_line#* }; __casemate_name=${__casemate_name#* }; builtin printf %s "${__casemate_name%%=*}")"; builtin eval "$__casemate_line"; done; builtin unset __casemate_old __casemate_line' >&"$commands"
+	order 'for __casemate_line in "${__casemate_old[@]}"; do [[ $__casemate_line == unset* ]] || builtin unset "$(__casemate_name=${__casemate_line#* }; __casemate_name=${__casemate_name#* }; builtin printf %s "${__casemate_name%%=*}")"; builtin eval "$__casemate_line"; done; builtin unset __casemate_old __casemate_line'
 	answer
 }
 
@@ -201,7 +219,10 @@ run() {
 	[[ $silent ]] || ((count += 1))
 	((${#env[@]})) && with_env
 	printf -v quote %q "$code"
-	printf '%s\n' "builtin eval -- $quote </dev/null 200>&-" >&"$commands"
+	# Numbering the line has set $? to 0; the code finds the last run's, as in any shell.
+	local before=''
+	((status == 0)) || before="__casemate_status $status || "
+	order "${before}builtin eval -- $quote </dev/null 200>&-"
 	answer || alive=''
 	running=''
 	local code=$status
