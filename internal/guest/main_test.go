@@ -255,7 +255,7 @@ func buildRoot(root string) error {
 		os.Chown(filepath.Join(root, "home/other"), 1001, 1001),
 		os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(passwd), 0o644),
 		os.WriteFile(filepath.Join(root, "etc/group"), []byte(group), 0o644),
-		unix.Mount("/usr", filepath.Join(root, "usr"), "", unix.MS_BIND, ""),
+		unix.Mount("/usr", filepath.Join(root, "usr"), "", unix.MS_BIND|unix.MS_REC, ""),
 		unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""),
 		os.Symlink("/proc/self/fd", filepath.Join(root, "dev/fd")),
 		os.Symlink("/proc/self/fd/0", filepath.Join(root, "dev/stdin")),
