@@ -3,7 +3,6 @@ package guest
 import (
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,9 +43,9 @@ type process struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
 	tree     tree
-	open     int               // streams that have not reached their end
-	busy     int               // chunks on their way into the buffer, which may wait for a holder
-	sources  []syscall.RawConn // what pumps read
+	open     int     // streams that have not reached their end
+	busy     int     // chunks on their way into the buffer, which may wait for a holder
+	sources  []drain // what pumps read
 	last     time.Time
 	ended    time.Time
 	exit     exit
@@ -100,6 +99,7 @@ func (p *process) family() tree {
 func (p *process) hasEnded(e exit) {
 	p.mu.Lock()
 	p.ended, p.exit = time.Now(), e
+	p.oweLocked()
 	if p.timeout != nil {
 		p.timeout.Stop()
 	}
@@ -163,8 +163,8 @@ func (p *process) settleLocked() (wait time.Duration, due bool) {
 	quiet := quietGrace - now.Sub(since)
 	late := lateGrace - now.Sub(p.ended)
 	// Silent is only what has nothing to tell. One that goes on printing, as a daemon may, is cut off when
-	// it is late; what has printed nothing since the end may still hold what came before it.
-	if quiet <= 0 && (late > 0 || since == p.ended) && p.unreadLocked() {
+	// it is late, but not before all is there that came before the end.
+	if quiet <= 0 && (late > 0 || since == p.ended) && p.unreadLocked(false) || late <= 0 && p.unreadLocked(true) {
 		return lookAgain, false
 	}
 	wait = min(quiet, late)

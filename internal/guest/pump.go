@@ -93,12 +93,38 @@ func receive(raw syscall.RawConn, lend *chunks, taking func(begins bool)) (buf *
 	return buf, n
 }
 
-// unreadLocked reports whether a stream has something to tell that no pump has taken yet: on a machine
-// with too much to do a pump may come late.
-func (p *process) unreadLocked() bool {
-	for _, raw := range p.sources {
+// drain is the end of a stream that a pump reads.
+type drain struct {
+	raw  syscall.RawConn
+	kind guestwire.Stream
+	// owed is how much the process had printed when it ended that no pump had taken: nobody is told of its
+	// end before that is in the buffer, however late a slow holder or a busy machine makes it.
+	owed int
+}
+
+// oweLocked notes at the end of the process what still lies in its streams. What a pump has taken, but not put
+// into the buffer, is not there any more, and will be subtracted all the same: a chunk more makes up for it.
+func (p *process) oweLocked() {
+	for i := range p.sources {
+		d := &p.sources[i]
+		_ = d.raw.Control(func(fd uintptr) { // closed: it has reached its end
+			d.owed, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		})
+		if d.owed > 0 && p.busy > 0 {
+			d.owed += chunkSize
+		}
+	}
+}
+
+// unreadLocked reports whether a stream, or one that is owed of, has something to tell that no pump has taken
+// yet: on a machine with too much to do a pump may come late.
+func (p *process) unreadLocked(owed bool) bool {
+	for _, d := range p.sources {
+		if owed && d.owed == 0 {
+			continue
+		}
 		fds := [1]unix.PollFd{{Events: unix.POLLIN}}
-		err := raw.Control(func(fd uintptr) {
+		err := d.raw.Control(func(fd uintptr) {
 			fds[0].Fd = int32(fd)
 			_, _ = unix.Poll(fds[:], 0) // interrupted: looked at again soon enough
 		})
@@ -114,9 +140,14 @@ func (p *process) print(s guestwire.Stream, b []byte) {
 	p.out.Append(s, b)
 	now := time.Now()
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.busy--
 	p.last = now
-	p.mu.Unlock()
+	for i := range p.sources {
+		if d := &p.sources[i]; d.kind == s {
+			d.owed = max(0, d.owed-len(b))
+		}
+	}
 }
 
 // tryPrint is print that does not wait. It returns how many bytes it has put there.

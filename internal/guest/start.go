@@ -118,7 +118,7 @@ func (g *Guest) lookAfter(p *process, s *streams) {
 		f := o.take()
 		if raw, err := f.SyscallConn(); err == nil { // of an open file it is to be had
 			p.mu.Lock()
-			p.sources = append(p.sources, raw)
+			p.sources = append(p.sources, drain{raw: raw, kind: o.kind})
 			p.mu.Unlock()
 		}
 		go p.pump(f, o.kind, o.rest, &g.chunks)
