@@ -67,7 +67,7 @@ func (a *API) routes() []route {
 		{"GET /snapshots", policy.SandboxRead, a.snapshots},
 
 		{"GET /templates", policy.SandboxRead, a.templates},
-		{"GET /v2/templates", policy.SandboxRead, a.templates},
+		{"GET /v2/templates", policy.SandboxRead, a.templatePage},
 		{"GET /templates/{id}", policy.SandboxRead, a.template},
 		{"GET /templates/{id}/{part}", policy.SandboxRead, a.templatePart},
 		{"DELETE /templates/{id}", policy.SandboxWrite, a.deleteTemplate},

@@ -495,6 +495,20 @@ func TestTemplates(t *testing.T) {
 			t.Errorf("%s: %d %s", path, a.status, a.body)
 		}
 	}
+	var names []string
+	for token, pages := "", 0; pages == 0 || token != "" && pages < 5; pages++ {
+		var page []templateJSON
+		got := h.call("GET", "/v2/templates?limit=2&nextToken="+token, "")
+		got.into(t, &page)
+		for _, one := range page {
+			names = append(names, one.TemplateID)
+		}
+		token = got.header.Get("X-Next-Token")
+	}
+	if strings.Join(names, " ") != "base code-interpreter-v1 host" {
+		t.Errorf("in pages: %v", names)
+	}
+	h.refused(h.call("GET", "/v2/templates?limit=0", ""), 400, "limit must be 1 to 100")
 	h.refused(h.call("DELETE", "/templates/base", ""), 403, "comes with the server")
 	h.refused(h.call("DELETE", "/templates/ns/snap:default", ""), 501, "")
 	for _, c := range []string{"POST /v3/templates", "POST /v2/templates/x/builds/y", "GET /templates/x/files/abc", "POST /templates/tags", "DELETE /templates/tags", "PATCH /templates/base"} {

@@ -57,9 +57,22 @@ func positionOf(s sandbox.Sandbox) position {
 	return position{started: s.StartedAt.UnixNano(), id: s.ID}
 }
 
+// pageSize reads how many entries a page may have.
+func pageSize(q url.Values) (int, error) {
+	v := q.Get("limit")
+	if v == "" {
+		return maxPage, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > maxPage {
+		return 0, fail(http.StatusBadRequest, "Error when parsing request: limit must be 1 to %d", maxPage)
+	}
+	return n, nil
+}
+
 // parseSelection reads a list's query.
 func parseSelection(q url.Values) (selection, error) {
-	sel := selection{limit: maxPage, template: q.Get("template")}
+	sel := selection{template: q.Get("template")}
 	var err error
 	if sel.metadata, err = parseMetadata(q.Get("metadata")); err != nil {
 		return sel, err
@@ -78,10 +91,8 @@ func parseSelection(q url.Values) (selection, error) {
 	if len(sel.states) == 0 {
 		sel.states = []sandbox.State{sandbox.Running, sandbox.Paused}
 	}
-	if v := q.Get("limit"); v != "" {
-		if sel.limit, err = strconv.Atoi(v); err != nil || sel.limit < 1 || sel.limit > maxPage {
-			return sel, fail(http.StatusBadRequest, "Error when parsing request: limit must be 1 to %d", maxPage)
-		}
+	if sel.limit, err = pageSize(q); err != nil {
+		return sel, err
 	}
 	switch v := q.Get("order"); v {
 	case "", "desc":

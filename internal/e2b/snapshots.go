@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -91,14 +90,11 @@ func (a *API) snapshot(c call) error {
 // snapshots lists what snapshot made, the newest first.
 func (a *API) snapshots(c call) error {
 	q := c.r.URL.Query()
-	query := sandbox.CommitQuery{Sandbox: sandboxID(q.Get("sandboxID")), Explicit: true, PageSize: maxPage, PageToken: q.Get("nextToken")}
-	if v := q.Get("limit"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 1 || n > maxPage {
-			return fail(http.StatusBadRequest, "Error when parsing request: limit must be 1 to %d", maxPage)
-		}
-		query.PageSize = n
+	size, err := pageSize(q)
+	if err != nil {
+		return err
 	}
+	query := sandbox.CommitQuery{Sandbox: sandboxID(q.Get("sandboxID")), Explicit: true, PageSize: size, PageToken: q.Get("nextToken")}
 	out := []snapshotJSON{}
 	for {
 		page, next, err := a.cfg.Manager.ListCommits(c.r.Context(), c.p, query)

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"casemate.dev/internal/e2b/envd"
@@ -73,6 +75,32 @@ func (a *API) templates(c call) error {
 	}
 	out := make([]templateJSON, 0, len(all))
 	for _, t := range all {
+		out = append(out, templateShape(t))
+	}
+	return c.json(http.StatusOK, out)
+}
+
+// templatePage lists templates in pages; a page's token is the name of the next page's first.
+func (a *API) templatePage(c call) error {
+	q := c.r.URL.Query()
+	size, err := pageSize(q)
+	if err != nil {
+		return err
+	}
+	all, err := a.allTemplates(c)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b sandbox.Template) int { return strings.Compare(a.Name, b.Name) })
+	out := []templateJSON{}
+	for _, t := range all {
+		if t.Name < q.Get("nextToken") {
+			continue
+		}
+		if len(out) == size {
+			c.w.Header().Set("X-Next-Token", t.Name)
+			break
+		}
 		out = append(out, templateShape(t))
 	}
 	return c.json(http.StatusOK, out)

@@ -142,7 +142,7 @@ func within(c *checker, field string, v, low, high int64, remedy string) {
 }
 
 func (c *checker) duration(field string, d time.Duration) {
-	c.that(d <= 0 || d >= minDuration && d <= maxDuration, "use 1s or more; 0 or less stands for none",
+	c.that(d <= 0 || d >= minDuration && d <= maxDuration, "use 1s to 87600h, ten years; 0 or less stands for none",
 		"%s is %s", field, d)
 }
 
