@@ -75,26 +75,42 @@ func New(cfg Config) *Gateway {
 // Attach gives the gateway a sandbox's device and policy. Until it returns, nothing of the sandbox goes
 // anywhere. Kinds: as Open's; Unavailable where the gateway could not be started.
 func (g *Gateway) Attach(ctx context.Context, s egress.Member) error {
+	// Before the lock: a device may be busy for a moment, and nobody else is to wait for it.
+	p, f, err := g.open(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := g.ready(ctx); err != nil {
 		return err
 	}
-	if err := g.attach(ctx, s); err != nil {
+	if _, err := g.call(Request{Op: OpAttach, Sandbox: s.ID, Policy: &p}, f); err != nil {
 		return err
 	}
 	g.sandboxes[s.ID] = s
 	return nil
 }
 
-func (g *Gateway) attach(ctx context.Context, s egress.Member) error {
+// open gathers what the gateway needs of a sandbox: its policy and its device.
+func (g *Gateway) open(ctx context.Context, s egress.Member) (egress.Policy, *os.File, error) {
 	p, err := g.whole(ctx, s)
 	if err != nil {
-		return err
+		return p, nil, err
 	}
 	f, err := s.Open(ctx)
 	if err != nil {
-		return fmt.Errorf("open device of %s: %w", s.ID, err)
+		return p, nil, fmt.Errorf("open device of %s: %w", s.ID, err)
+	}
+	return p, f, nil
+}
+
+// attach is Attach for one that the gateway did serve, or should. g.mu is held.
+func (g *Gateway) attach(ctx context.Context, s egress.Member) error {
+	p, f, err := g.open(ctx, s)
+	if err != nil {
+		return err
 	}
 	defer func() { _ = f.Close() }()
 	_, err = g.call(Request{Op: OpAttach, Sandbox: s.ID, Policy: &p}, f)
