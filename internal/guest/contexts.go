@@ -189,7 +189,7 @@ func (l launcher) Enter(pid, parent int, at contexts.Place) error {
 		t.pid, t.parent = pid, parent
 		return nil
 	case *scopeV1:
-		return writePid(home.scope.Files[slices.Index(home.scope.Layout, "tasks")], pid)
+		return nil // it goes through the door
 	case *scopeV2:
 		f, err := t.with(t.dir, func(dir int) (*os.File, error) {
 			fd, err := unix.Openat(dir, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)
@@ -205,6 +205,31 @@ func (l launcher) Enter(pid, parent int, at contexts.Place) error {
 		return writePid(f, pid)
 	}
 	return errs.New(errs.Internal, "the place has ended")
+}
+
+// Door implements contexts.Launcher. The file is of one control group of version 1, and moves nothing but
+// the thread that writes to it, and that only from one place of the sandbox to this one.
+func (l launcher) Door(at contexts.Place) *os.File {
+	home, ok := at.(*place)
+	if !ok {
+		return nil
+	}
+	if _, v1 := home.tree.(*scopeV1); !v1 {
+		return nil
+	}
+	return home.scope.Files[slices.Index(home.scope.Layout, "tasks")]
+}
+
+// Entered implements contexts.Launcher.
+func (l launcher) Entered(pid int, at contexts.Place) error {
+	if l.Door(at) == nil {
+		return nil // the guest itself has put it there
+	}
+	pids, err := at.(*place).pids()
+	if err == nil && !slices.Contains(pids, pid) {
+		err = errs.New(errs.PermissionDenied, "process %d has not gone there", pid)
+	}
+	return err
 }
 
 func writePid(f *os.File, pid int) error {

@@ -3,6 +3,7 @@ package guest_test
 import (
 	"context"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -147,6 +148,66 @@ for line in os.fdopen(os.dup(3), "rb"):
 	}
 	if res := r.sh("ls /proc | grep -c '^[0-9]'"); res.info.Code != 0 {
 		t.Errorf("the sandbox is not well: %+v", res.info)
+	}
+}
+
+// TestForkOutsideItsPlace: VULNERABILITY: a fork goes into its scope by itself. ATTACK: a zygote that was
+// taken over forks one that stays where it is, so that what it starts is nobody's to end. VERIFIES: it is
+// refused and killed. The twin goes there, and is taken.
+func TestForkOutsideItsPlace(t *testing.T) {
+	for name, goes := range map[string]bool{"stays": false, "goes": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRunner(t, setup{})
+			step := "pass"
+			if goes {
+				step = `os.write(fds[3], b"0")`
+			}
+			z := r.interpreter(func(c *guestwire.CreateContext) {
+				c.Zygote = true
+				c.Driver = `
+import json, os, socket, time
+s = socket.socket(fileno=3)
+def say(m): s.send(json.dumps(m).encode() + b"\n")
+say({"ev": "ready"})
+while True:
+    data, fds, _, _ = socket.recv_fds(s, 65536, 8)
+    if not data: break
+    order = json.loads(data)
+    if order["op"] == "zygote": say({"ev": "zygote"})
+    if order["op"] == "reap":
+        os.waitpid(pid, 0)
+        say({"ev": "reaped", "slot": order["slot"], "pid": pid, "signal": 9})
+    if order["op"] == "fork":
+        pid = os.fork()
+        if pid == 0:
+            ` + step + `
+            os.write(fds[0], b'{"ev":"ready"}\n')
+            time.sleep(1000)
+        for fd in fds: os.close(fd)
+        say({"ev": "forked", "slot": order["slot"], "pid": pid})
+`
+			})
+			layout, open := scope(t, "fork")
+			id := r.serial()
+			info, err := r.CreateContext(t.Context(), guestwire.CreateContext{ID: id, Fork: z.id, Scope: layout}, open)
+			if goes {
+				if err != nil || info.PID == 0 {
+					t.Fatalf("%+v, %v", info, err)
+				}
+				if err := r.DeleteContext(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+			} else if err == nil || !strings.Contains(err.Error(), "not in its place") {
+				t.Fatalf("%+v, %v", info, err)
+			}
+			infos, err := r.Contexts(t.Context())
+			if err != nil || len(infos) != 1 || infos[0].ID != z.id {
+				t.Fatalf("%+v, %v", infos, err)
+			}
+			if res := r.sh("cat /proc/" + strconv.Itoa(infos[0].PID) + "/task/*/children"); strings.TrimSpace(string(res.out)) != "" {
+				t.Errorf("the zygote has the children %q left", res.out)
+			}
+		})
 	}
 }
 

@@ -19,8 +19,11 @@ import (
 // group of its own, and thrown away afterwards. Forks are made ahead, so that a run is only a hand-over.
 
 const (
-	// freshAhead is how many forks wait in a pool.
-	freshAhead = 3
+	// freshAhead is how many forks wait in a pool. Each has about a megabyte of its own.
+	freshAhead = 8
+	// freshAtOnce is how many forks for a pool are under way at a time: one is forked while another one
+	// makes itself ready.
+	freshAtOnce = 2
 	// freshPools bounds the warm interpreters of a sandbox, one for each set of imports.
 	freshPools = 4
 	// maxImports bounds the modules that one has imported.
@@ -34,6 +37,7 @@ type freshPool struct {
 	err    error // set before ready is closed
 	zygote string
 	forks  chan *codeContext
+	making chan struct{} // a token for each fork that is under way
 }
 
 // poolName tells sets of imports apart.
@@ -101,7 +105,7 @@ func (m *Manager) freshPool(ctx context.Context, p Principal, b *box, d drivers.
 		if b.fresh == nil {
 			b.fresh = make(map[string]*freshPool)
 		}
-		pool = &freshPool{name: name, ready: make(chan struct{}), forks: make(chan *codeContext, freshAhead)}
+		pool = &freshPool{name: name, ready: make(chan struct{}), forks: make(chan *codeContext, freshAhead), making: make(chan struct{}, freshAtOnce)}
 		b.fresh[name] = pool
 	}
 	b.mu.Unlock()
@@ -143,17 +147,32 @@ func (m *Manager) fork(ctx context.Context, p Principal, b *box, pool *freshPool
 
 // refill forks ahead until the pool is full.
 func (m *Manager) refill(p Principal, b *box, pool *freshPool) {
-	for len(pool.forks) < cap(pool.forks) {
-		c, err := m.fork(m.ctx, p, b, pool)
-		if err != nil {
-			return // the next run tells why
-		}
-		select {
-		case pool.forks <- c:
-		default: // another one was quicker
-			m.dropFork(c)
-			return
-		}
+	for m.forkAhead(p, b, pool) {
+	}
+}
+
+// forkAhead adds a fork to a pool. It reports false where there are enough, those under way included, or
+// none can be had: the next run tells why.
+func (m *Manager) forkAhead(p Principal, b *box, pool *freshPool) bool {
+	select {
+	case pool.making <- struct{}{}:
+	default:
+		return false
+	}
+	defer func() { <-pool.making }()
+	if len(pool.forks)+len(pool.making) > cap(pool.forks) {
+		return false
+	}
+	c, err := m.fork(m.ctx, p, b, pool)
+	if err != nil {
+		return false
+	}
+	select {
+	case pool.forks <- c:
+		return true
+	default:
+		m.dropFork(c)
+		return false
 	}
 }
 
@@ -194,8 +213,8 @@ func (m *Manager) dropFork(c *codeContext) {
 		return // the guest is gone, or the sandbox is paused: what is left goes with it
 	}
 	m.endRuns(c, RunCanceled)
-	if scope := c.takeOut(); scope != nil {
-		_ = scope.Recycle()
+	if scope := c.takeOut(); scope != nil && !scope.Recycle() {
+		_ = scope.Close()
 	}
 }
 

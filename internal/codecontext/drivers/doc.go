@@ -39,7 +39,9 @@
 // {"ev":"zygote","failed":{},"pid":P}. It runs no code from then on. {"op":"fork","slot":N}, sent with three
 // descriptors (a control socket, a stdout, a stderr), forks a child that says {"ev":"ready"} on its own
 // control socket and waits for one run; the zygote says {"ev":"forked","slot":N,"pid":P}. So the guest can
-// put the child into a scope of its own before it gets any code. After the run it leaves by itself.
+// put the child into a scope of its own before it gets any code. With "place":true a fourth descriptor comes
+// along, to which the child writes "0" before it is ready: that puts it there, and the guest looks whether it
+// did. After the run it leaves by itself.
 // {"op":"reap","slot":N} waits for its end and is answered by {"ev":"reaped","slot":N,"pid":P,"code":0} or
 // "signal"; until then the pid can't be anybody else's. A child has its own random numbers, but the
 // zygote's seed of hash(): no fork can change that one.

@@ -3,6 +3,7 @@ package drivers
 import (
 	_ "embed" // the drivers' texts
 	"strings"
+	"sync"
 
 	"casemate.dev/internal/errs"
 )
@@ -96,7 +97,7 @@ func node(language string) Driver {
 
 // pythonSource joins the driver and the parts that it compiles only when they are needed: compiling all
 // would cost every context some ten milliseconds.
-func pythonSource() []byte {
+var pythonSource = sync.OnceValue(func() []byte {
 	var b strings.Builder
 	b.WriteString("LAZY = {")
 	for _, part := range [][2]string{{"ipython", pythonIPython}, {"figures", pythonFigures}, {"zygote", pythonZygote}} {
@@ -104,7 +105,7 @@ func pythonSource() []byte {
 	}
 	b.WriteString("}\n" + pythonDriver)
 	return []byte(b.String())
-}
+})
 
 // quotePython returns an ASCII text as a Python string.
 func quotePython(text string) string {

@@ -116,7 +116,12 @@ func (r *running) kill(cause guestwire.RunEnd) {
 	}
 	if !r.killed && !r.ending {
 		r.killed = true
-		r.kills.Go(func() { _ = r.c.place.Kill() })
+		r.kills.Go(func() {
+			_ = r.c.place.Kill()
+			if r.c.req.Fork != "" {
+				_ = r.d.Signal(unix.SIGKILL) // one that did not come up may be on its way there
+			}
+		})
 	}
 }
 
@@ -160,7 +165,6 @@ type pipe struct {
 
 	// mu is held while bytes are on their way from the pipe into a log, so that they stay in order.
 	mu    sync.Mutex
-	buf   []byte
 	carry []byte // the first bytes of a character whose others have not come yet
 }
 
@@ -186,23 +190,21 @@ func (r *running) pump(p *pipe) {
 func (r *running) take(p *pipe, fd uintptr) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.buf == nil {
-		p.buf = make([]byte, chunkSize)
-	}
-	had := copy(p.buf, p.carry)
+	buf := r.c.set.chunks.Get().(*[chunkSize]byte)
+	defer r.c.set.chunks.Put(buf)
+	had := copy(buf[:], p.carry)
 	for {
-		n, err := unix.Read(int(fd), p.buf[had:])
+		n, err := unix.Read(int(fd), buf[had:])
 		switch {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EAGAIN:
-			p.buf = nil // a silent pipe holds nothing
 			return 0, err
 		case err != nil || n <= 0:
 			r.flushLocked(p)
 			return 0, err
 		}
-		text := p.buf[:had+n]
+		text := buf[:had+n]
 		whole := len(text) - unfinished(text)
 		p.carry = append(p.carry[:0], text[whole:]...)
 		r.c.said(r, p.kind, text[:whole])

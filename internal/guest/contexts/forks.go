@@ -2,6 +2,7 @@ package contexts
 
 import (
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -126,7 +127,7 @@ func (f *forks) fork(c *interpreter, d *running) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	pid, err := f.ask(z, slot, theirs)
+	pid, err := f.ask(z, slot, theirs, c.set.cfg.Launcher.Door(c.place))
 	closeFiles(theirs)
 	if err == nil {
 		if err = c.set.cfg.Launcher.Enter(pid, z.d.PID, c.place); err != nil {
@@ -148,11 +149,16 @@ func (f *forks) fork(c *interpreter, d *running) (*Driver, error) {
 	return ours, nil
 }
 
-// ask has the zygote fork, and returns the pid.
-func (f *forks) ask(z *running, slot int, files []*os.File) (int, error) {
+// ask has the zygote fork, and returns the pid. The fork goes through the door by itself where there is
+// one: for a process that moves another one the kernel stops all that fork and end, and waits until
+// every processor has noticed, which takes milliseconds (kernel/cgroup/cgroup.c, cgroup_attach_lock).
+func (f *forks) ask(z *running, slot int, files []*os.File, door *os.File) (int, error) {
 	answer := f.expect(slot)
 	defer f.forget(slot)
-	if err := f.say(z, order{Op: "fork", Slot: slot}, files); err != nil {
+	if door != nil {
+		files = append(slices.Clip(files), door)
+	}
+	if err := f.say(z, order{Op: "fork", Slot: slot, Place: door != nil}, files); err != nil {
 		return 0, errs.Wrap(err, errs.FailedPrecondition, "the interpreter that is to be forked has ended")
 	}
 	late := time.NewTimer(forkLimit)

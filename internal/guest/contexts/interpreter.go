@@ -102,7 +102,7 @@ func (c *interpreter) launch() error {
 		if c.forks != nil {
 			return c.forks.prepare(d, late.C)
 		}
-		return nil
+		return c.entered(d)
 	case <-d.over:
 		return errs.New(errs.FailedPrecondition, "the %s interpreter ended while it started: %s", c.req.Language, c.lastWords(d)).
 			WithHint("is %s installed in the sandbox?", c.req.Language)
@@ -111,6 +111,21 @@ func (c *interpreter) launch() error {
 		<-d.over
 		return errs.New(errs.DeadlineExceeded, "the %s interpreter was not ready within %s", c.req.Language, limit)
 	}
+}
+
+// entered ends a fork that says that it is ready but is not in its place: its descendants would be
+// nobody's.
+func (c *interpreter) entered(d *running) error {
+	if c.req.Fork == "" {
+		return nil
+	}
+	err := c.set.cfg.Launcher.Entered(d.d.PID, c.place)
+	if err == nil {
+		return nil
+	}
+	d.kill("")
+	<-d.over
+	return errs.Wrap(err, errs.Internal, "the fork is not in its place: %v", err)
 }
 
 // startDriver starts a driver of its own, or forks one.

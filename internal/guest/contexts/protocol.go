@@ -46,6 +46,7 @@ type order struct {
 	Code    string            `json:"code,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
 	Slot    int               `json:"slot,omitempty"`
+	Place   bool              `json:"place,omitempty"`
 	Imports []string          `json:"imports,omitempty"`
 }
 

@@ -55,8 +55,14 @@ type Launcher interface {
 	// Ends makes what a fork gets: our ends in a Driver, and the fork's in the order control, output,
 	// errors, which the caller closes.
 	Ends() (*Driver, []*os.File, error)
-	// Enter puts a fork, a process of the sandbox with the parent given, into a place of its own.
+	// Door returns the file that a process writes "0" to, to go to a place by itself; nil where there is
+	// none. It stays the place's.
+	Door(at Place) *os.File
+	// Enter puts a fork, a process of the sandbox with the parent given, into a place of its own. Where
+	// that has a door it only looks at the parent.
 	Enter(pid, parent int, at Place) error
+	// Entered returns an error unless a fork is in its place.
+	Entered(pid int, at Place) error
 }
 
 // Config is what New needs.
@@ -73,6 +79,8 @@ type Config struct {
 type Set struct {
 	cfg  Config
 	pool *pool
+	// chunks holds *[chunkSize]byte: what is read into, for as long as a reading takes.
+	chunks sync.Pool
 
 	// mu guards the fields below.
 	mu    sync.Mutex
@@ -85,7 +93,10 @@ func New(cfg Config) *Set {
 	if cfg.Memory == 0 {
 		cfg.Memory = Memory
 	}
-	return &Set{cfg: cfg, pool: newPool(cfg.Memory), byID: make(map[string]*interpreter)}
+	return &Set{
+		cfg: cfg, pool: newPool(cfg.Memory), byID: make(map[string]*interpreter),
+		chunks: sync.Pool{New: func() any { return new([chunkSize]byte) }},
+	}
 }
 
 const (

@@ -1092,19 +1092,18 @@ def start():
         DISPLAYHOOK = Run.shell.displayhook
         Run.ns = Run.shell.user_ns
     sys.meta_path.insert(0, Imports)
-    hello()
+    CONTROL.send(ready())
 
 
-def hello():
-    CONTROL.send(
-        {
-            "ev": "ready",
-            "language": "python",
-            "version": ".".join(map(str, sys.version_info[:3])),
-            "ipython": Run.shell is not None,
-            "pid": os.getpid(),
-        }
-    )
+def ready():
+    """Return the first message."""
+    return {
+        "ev": "ready",
+        "language": "python",
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "ipython": Run.shell is not None,
+        "pid": os.getpid(),
+    }
 
 
 def serve():

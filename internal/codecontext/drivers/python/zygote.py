@@ -1,11 +1,19 @@
 # The part of the Python driver for fresh runs: a warm interpreter that forks children ahead of need.
 # It runs no code itself; each child gets one run and ends. `driver` is the driver's module.
+import atexit  # what leave() needs
+import fcntl  # what move_high() needs
 import gc
 import importlib
+import linecache
 import os
-import signal
 import socket
 import sys
+
+# What a child does before it is ready is done for every run, and each page that it touches is a page
+# to copy: so all that can be known before the fork is made before it.
+READY = driver._encode(dict(driver.ready(), pid="%d")).replace('"%d"', "%d").encode("ascii") + b"\n"
+TOP = os.sysconf("SC_OPEN_MAX")
+PRACTICE = 16  # runs, after which the interpreter has adapted its code to what it does
 
 
 def serve(message):
@@ -16,6 +24,7 @@ def serve(message):
             importlib.import_module(name)
         except BaseException as e:
             failed[name] = f"{type(e).__name__}: {driver.text_of(e)}"
+    practise()
     # Nothing of what is there now is garbage: the collector must not touch it, so that the children
     # go on sharing its pages.
     gc.collect()
@@ -55,7 +64,7 @@ class Zygote:
             message = driver._decode(bytes(self.buffer[:end]))
             del self.buffer[: end + 1]
             if message["op"] == "fork":
-                self.fork(message["slot"])
+                self.fork(message["slot"], 4 if message.get("place") else 3)
             elif message["op"] == "reap":
                 self.reap(message["slot"])
 
@@ -65,11 +74,11 @@ class Zygote:
         self.buffer += data
         return bool(data)
 
-    def fork(self, slot):
-        fds, self.fds = self.fds[:3], self.fds[3:]
+    def fork(self, slot, count):
+        fds, self.fds = self.fds[:count], self.fds[count:]
         try:
-            if len(fds) != 3:
-                raise ValueError(f"{len(fds)} descriptors came with the request, not 3")
+            if len(fds) < 3:
+                raise ValueError(f"{len(fds)} descriptors came with the request, not 3 or 4")
             pid = os.fork()
         except Exception as e:
             for fd in fds:
@@ -100,38 +109,48 @@ class Zygote:
         driver.CONTROL.send(answer)
 
 
+def practise():
+    """Go the way of a run with code that does and shows nothing: each child then finds imported what is
+    imported late, and the interpreter's own code adapted to what it does, which else happens in each."""
+    run = driver.Run
+    fd, driver.CONTROL.fd = driver.CONTROL.fd, os.open(os.devnull, os.O_WRONLY)
+    space, cells, total = dict(run.ns), dict(driver.Cells.sizes), driver.Cells.total
+    try:
+        for _ in range(PRACTICE):
+            driver.handle_run({"id": "", "code": "None", "silent": True})
+            driver.publish({"text/plain": "2"}, None, main=True)
+            driver.CONTROL.send(run.held.pop())
+    finally:
+        os.close(driver.CONTROL.fd)
+        driver.CONTROL.fd = fd
+        run.ns.clear()
+        run.ns.update(space)
+        for name in set(driver.Cells.sizes) - set(cells):
+            linecache.cache.pop(name, None)
+        driver.Cells.sizes.clear()
+        driver.Cells.sizes.update(cells)
+        driver.Cells.total = total
+        run.silent, run.cell_name = False, ""
+
+
 def become_child(fds):
     """Turn the forked process into the driver of one run."""
-    control, out, err = fds
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    keep = driver.move_high(control)
-    close_others(keep)
-    driver.CONTROL.fd = keep
-    driver.CONTROL.buffer.clear()
-    driver.CONTROL.searched = 0
+    if len(fds) > 3:
+        os.write(fds[3], b"0")  # into its place, by itself: who is moved by others waits for all processors
+    os.dup2(fds[1], 1)
+    os.dup2(fds[2], 2)
+    control = driver.CONTROL
+    control.fd = keep = driver.move_high(fds[0])
+    os.closerange(3, keep)  # nothing of the zygote's stays
+    os.closerange(keep + 1, TOP)
     driver.Run.forked = False
     reseed()
     gc.enable()
-    driver.hello()
-    message = driver.receive()
+    os.write(keep, READY % os.getpid())
+    message = control.receive()
     if message is not None and message.get("op") == "run":
         driver.handle_run(message)
     driver.leave()
-
-
-def close_others(keep):
-    """Close every descriptor but the standard ones and the socket: nothing of the zygote's stays."""
-    try:
-        names = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        names = range(os.sysconf("SC_OPEN_MAX"))
-    for fd in names:
-        if fd > 2 and fd != keep:
-            try:
-                os.close(fd)
-            except OSError:
-                pass
 
 
 def reseed():
@@ -148,4 +167,3 @@ def reseed():
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.seed()
-    signal.signal(signal.SIGINT, driver.on_sigint)
