@@ -34,8 +34,13 @@ _os_write, _os_read = os.write, os.read
 _get_ident = _thread.get_ident
 _set_signal, _get_signal, SIGINT = _signal.signal, _signal.getsignal, _signal.SIGINT
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_decode = json.loads
+_scan = json.JSONDecoder().scan_once  # C's part of json.loads: a line is one value and nothing else
 _real_print, _real_exit = builtins.print, os._exit
+
+
+
+def _decode(line):
+    return _scan(line.decode("utf-8", "surrogatepass"), 0)[0]
 
 
 # --- interrupts --------------------------------------------------------------------------------

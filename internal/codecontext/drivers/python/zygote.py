@@ -1,7 +1,7 @@
 # The part of the Python driver for fresh runs: a warm interpreter that forks children ahead of need.
 # It runs no code itself; each child gets one run and ends. `driver` is the driver's module.
 import atexit  # what leave() needs
-import fcntl  # what move_high() needs
+import fcntl
 import gc
 import importlib
 import linecache
@@ -120,6 +120,7 @@ def practise():
             driver.handle_run({"id": "", "code": "None", "silent": True})
             driver.publish({"text/plain": "2"}, None, main=True)
             driver.CONTROL.send(run.held.pop())
+            driver._decode(READY % 0)
     finally:
         os.close(driver.CONTROL.fd)
         driver.CONTROL.fd = fd
@@ -140,7 +141,11 @@ def become_child(fds):
     os.dup2(fds[1], 1)
     os.dup2(fds[2], 2)
     control = driver.CONTROL
-    control.fd = keep = driver.move_high(fds[0])
+    try:
+        keep = fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, 500)
+    except OSError:  # the limit of descriptors is lower
+        keep = driver.move_high(fds[0])
+    control.fd = keep
     os.closerange(3, keep)  # nothing of the zygote's stays
     os.closerange(keep + 1, TOP)
     driver.Run.forked = False
