@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 
-const { Sandbox, Template, CommandExitError, FileType } = await import(process.env.E2B_MODULE)
+const { Sandbox, Template, Volume, CommandExitError, FileType } = await import(process.env.E2B_MODULE)
 
 const boxes = new Set()
 async function create(template, opts = {}) {
@@ -99,7 +99,13 @@ describe('network', () => {
   })
 
   test('what is not there yet says so', async () => {
-    await assert.rejects(create('base', { network: { egressProxy: { address: 'proxy.example.com:1080' } } }), /501: network.egressProxy/)
+    const egressProxy = { address: 'proxy.example.com:1080' }
+    await assert.rejects(create('base', { network: { egressProxy } }), /501: network.egressProxy/)
+    const box = await create('base')
+    await assert.rejects(box.updateNetwork({ egressProxy }), /501: network.egressProxy/)
+    await assert.rejects(Template.build(Template().fromTemplate('base').runCmd('true'), 'none'), /501: .*does not support it yet/)
+    await assert.rejects(Template.assignTags('base', 'none'), /501: .*does not support it yet/)
+    await assert.rejects(Volume.create('none'), /501: .*does not support it yet/)
   })
 })
 
