@@ -207,6 +207,18 @@ func TestPorts(t *testing.T) {
 	}
 }
 
+// TestPortsThatSpeakTLS: a port named in httpsPorts is called with TLS, which the application here does not speak.
+func TestPortsThatSpeakTLS(t *testing.T) {
+	h := newHarness(t)
+	for ports, want := range map[string]int{"8080": 502, "9000": 200} {
+		s := h.create(`"network":{"httpsPorts":[` + ports + `]}`)
+		h.serve(s.SandboxID)
+		if a := h.send("GET", "/", "", to(s.SandboxID, 8080)...); a.status != want {
+			t.Errorf("with httpsPorts %s: %d %s", ports, a.status, a.body)
+		}
+	}
+}
+
 func TestTrafficToken(t *testing.T) {
 	h := newHarness(t)
 	s := h.create(`"network":{"allowPublicTraffic":false,"maskRequestHost":"custom.test:${PORT}"}`)
