@@ -119,8 +119,10 @@ func testBoundedOutput(t *testing.T, h Harness) {
 func testHeldOutput(t *testing.T, h Harness) {
 	b := startBox(t, h)
 	// More than buffer, pipe and socket hold together: else the process may end with all of it in them.
-	const count = 60000
-	r := b.start(guestwire.StartProcess{Argv: sh(lines(count)), Buffer: 64 << 10, Hold: true})
+	// Long lines, since each is a step of the scripted shell.
+	const count = 6000
+	script := strings.Replace(lines(count), "line", strings.Repeat("x", 100)+" line", 1)
+	r := b.start(guestwire.StartProcess{Argv: sh(script), Buffer: 64 << 10, Hold: true})
 	s, err := b.client.Output(limited(t), guestwire.OutputRequest{ID: r.id, Follow: true, Hold: true})
 	if err != nil {
 		t.Fatal(err)
