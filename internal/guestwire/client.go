@@ -91,16 +91,21 @@ func (c *Client) Env(ctx context.Context) (map[string]string, error) {
 
 // Claim gives the instance its identity. A second claim fails with FailedPrecondition.
 func (c *Client) Claim(ctx context.Context, r Claim) error {
-	x, err := c.beginKept(ctx, MethodClaim, r, nil)
-	if err != nil {
-		return err
-	}
-	if err := x.reply(nil); err != nil {
+	for {
+		x, err := c.beginKept(ctx, MethodClaim, r, nil)
+		if err != nil {
+			return err
+		}
+		if err = x.reply(nil); err == nil {
+			x.done()
+			return nil
+		}
 		x.close()
-		return x.failed(MethodClaim, err)
+		if err = x.failed(MethodClaim, err); !x.used || ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
+			return err
+		}
+		// A kept connection has broken. Asking again is safe: one is kept only after a claim, so this one fails.
 	}
-	x.done()
-	return nil
 }
 
 // Status asks the guest about itself.
