@@ -267,7 +267,8 @@ func TestAcknowledgedWorkSurvivesKill(t *testing.T) {
 	for range 3 {
 		w := newWorld(t)
 		cmd := exec.Command(os.Args[0], "-test.run=^TestAcknowledgedWorkSurvivesKill$")
-		cmd.Env = append(os.Environ(), "SANDBOX_TEST_CHILD="+w.dir)
+		// Killed, it leaves its own temporary files behind: they go with ours.
+		cmd.Env = append(os.Environ(), "SANDBOX_TEST_CHILD="+w.dir, "TMPDIR="+t.TempDir())
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
