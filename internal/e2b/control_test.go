@@ -10,6 +10,7 @@ import (
 
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/testenv"
 )
 
 func TestCreateV2(t *testing.T) {
@@ -279,7 +280,7 @@ func TestAutoPause(t *testing.T) {
 	if d := h.detail(s.SandboxID); d.Lifecycle.OnTimeout != "pause" || d.Lifecycle.AutoResume {
 		t.Errorf("%+v", d.Lifecycle)
 	}
-	eventually(t, "paused", func() bool { return h.detail(s.SandboxID).State == "paused" })
+	testenv.Eventually(t, 10*time.Second, "paused", func() bool { return h.detail(s.SandboxID).State == "paused" })
 	if a := h.call("POST", "/v2/sandboxes/"+s.SandboxID+"/connect", `{"timeout":60}`); a.status != http.StatusCreated {
 		t.Errorf("%d %s", a.status, a.body)
 	}

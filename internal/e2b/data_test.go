@@ -13,6 +13,7 @@ import (
 
 	"casemate.dev/internal/e2b/envd"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/testenv"
 )
 
 // to returns the headers by which the SDKs name a port of a sandbox.
@@ -170,7 +171,7 @@ func (h *harness) serve(sandboxID string) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	eventually(h.t, "port 8080", func() bool {
+	testenv.Eventually(h.t, 10*time.Second, "port 8080", func() bool {
 		ports, err := h.manager.Ports(h.t.Context(), server(), sandboxID)
 		return err == nil && len(ports) == 1
 	})

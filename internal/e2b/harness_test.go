@@ -298,14 +298,3 @@ func (h *harness) refused(a answer, status int, text string) {
 		h.t.Errorf("%d %s, want %d %q", a.status, a.body, status, text)
 	}
 }
-
-// eventually polls until ok, for things that no event tells of.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}

@@ -19,6 +19,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/tlscert"
 )
 
@@ -124,14 +125,10 @@ func TestPortsByNameOverTLS(t *testing.T) {
 	if _, err := s.manager.StartProcess(t.Context(), admin, made.SandboxID, spec, ""); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if ports, err := s.manager.Ports(t.Context(), admin, made.SandboxID); err == nil && len(ports) == 1 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("no port")
-		}
-	}
+	testenv.Eventually(t, 10*time.Second, "a port", func() bool {
+		ports, err := s.manager.Ports(t.Context(), admin, made.SandboxID)
+		return err == nil && len(ports) == 1
+	})
 	url := "https://8080-" + made.SandboxID + "." + made.Domain + "/x?y=1"
 	status, _, body := get(t, c, url, "X-API-Key", secret, "X-Access-Token", made.EnvdAccessToken, "Authorization", "Bearer "+secret,
 		"E2b-Traffic-Access-Token", made.TrafficAccessToken, "Cookie", "app=1")

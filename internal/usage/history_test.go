@@ -8,6 +8,7 @@ import (
 
 	"casemate.dev/internal/clock"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/testenv"
 )
 
 // machine is a Source whose sandboxes use one processor each, on a clock that the test sets.
@@ -94,14 +95,10 @@ func TestRunEnds(t *testing.T) {
 		defer close(done)
 		h.Run(ctx)
 	}()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, _, in := h.Range("a", time.Unix(0, 0), time.Unix(2000, 0)); len(in) > 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("nobody looked")
-		}
-	}
+	testenv.Eventually(t, 5*time.Second, "a look", func() bool {
+		_, _, in := h.Range("a", time.Unix(0, 0), time.Unix(2000, 0))
+		return len(in) > 0
+	})
 	cancel()
 	<-done
 }

@@ -60,13 +60,14 @@ func TestPythonInterruptsAreMany(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
+			tick := time.NewTicker(137 * time.Microsecond) // what is tested is any moment
+			defer tick.Stop()
 			for {
 				select {
 				case <-stop:
 					return
-				default:
+				case <-tick.C:
 					_ = c.cmd.Process.Signal(syscall.SIGINT)
-					time.Sleep(137 * time.Microsecond) //nolint:forbidigo // what is tested is any moment
 				}
 			}
 		}()

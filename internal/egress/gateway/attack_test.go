@@ -21,6 +21,7 @@ import (
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/address"
 	"casemate.dev/internal/egress/rules"
+	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/world"
 )
 
@@ -448,7 +449,7 @@ func TestLimits(t *testing.T) {
 	b.refusedAt("tcp", world.Web+":7000")
 	b.refused(rules.Limit)
 	_ = open[0].Close()
-	waitFor(t, func() bool { u, _ := g.Usage("one"); return u.Connections == 2 })
+	testenv.Eventually(t, 5*time.Second, "two connections", func() bool { u, _ := g.Usage("one"); return u.Connections == 2 })
 	c, err := b.dial("tcp", world.Web+":7000")
 	if err != nil {
 		t.Fatal(err)
@@ -466,15 +467,6 @@ func TestLimits(t *testing.T) {
 type zeroes struct{}
 
 func (zeroes) Read(b []byte) (int, error) { clear(b); return len(b), nil }
-
-func waitFor(t testing.TB, ok func() bool) {
-	t.Helper()
-	for until := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatal("it did not come")
-		}
-	}
-}
 
 // Rate limits are kept, roughly.
 func TestRate(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/rules"
 	"casemate.dev/internal/secret"
+	"casemate.dev/internal/testenv"
 )
 
 // The names of the fake internet.
@@ -246,10 +247,7 @@ func (w *world) seen(t egress.EventType) []egress.Event {
 // await is seen once there is one.
 func (w *world) await(t egress.EventType) []egress.Event {
 	w.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if all := w.seen(t); len(all) > 0 {
-			return all
-		}
-	}
-	return nil
+	var all []egress.Event
+	testenv.Eventually(w.t, 10*time.Second, "event "+string(t), func() bool { all = w.seen(t); return len(all) > 0 })
+	return all
 }

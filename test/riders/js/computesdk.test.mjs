@@ -24,13 +24,13 @@ test('ComputeSDK: create, commands, files, background, ports, find again, snapsh
     assert.ok(Date.now() - started < 20_000, 'a timeout ends the command')
 
     const fs = box.filesystem
-    await fs.mkdir('/tmp/work')
-    await fs.writeFile('/tmp/work/ä b.txt', 'grüße\n')
-    assert.equal(await fs.readFile('/tmp/work/ä b.txt'), 'grüße\n')
-    assert.deepEqual((await fs.readdir('/tmp/work')).map((e) => e.name), ['ä b.txt'])
-    assert.equal(await fs.exists('/tmp/work/ä b.txt'), true)
-    await fs.remove('/tmp/work/ä b.txt')
-    assert.equal(await fs.exists('/tmp/work/ä b.txt'), false)
+    await fs.mkdir('/tmp/task')
+    await fs.writeFile('/tmp/task/ä b.txt', 'grüße\n')
+    assert.equal(await fs.readFile('/tmp/task/ä b.txt'), 'grüße\n')
+    assert.deepEqual((await fs.readdir('/tmp/task')).map((e) => e.name), ['ä b.txt'])
+    assert.equal(await fs.exists('/tmp/task/ä b.txt'), true)
+    await fs.remove('/tmp/task/ä b.txt')
+    assert.equal(await fs.exists('/tmp/task/ä b.txt'), false)
 
     const background = await box.runCommand('python3 -m http.server 8000 --bind 127.0.0.1', { background: true })
     assert.equal(background.exitCode, 0)

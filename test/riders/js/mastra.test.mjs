@@ -31,8 +31,8 @@ test('Mastra: commands, processes, files, stop and start again, destroy', async 
     assert.equal(late.success, false)
     assert.ok(Date.now() - started < 20_000, 'a timeout ends the command')
 
-    await sandbox.writeFiles([{ path: '/tmp/work/a.txt', content: 'one\n' }, { path: '/tmp/work/b.bin', content: Buffer.from([0, 255, 10]) }])
-    assert.equal((await sandbox.executeCommand('sh', ['-c', 'cat /tmp/work/a.txt; wc -c < /tmp/work/b.bin'])).stdout, 'one\n3\n')
+    await sandbox.writeFiles([{ path: '/tmp/task/a.txt', content: 'one\n' }, { path: '/tmp/task/b.bin', content: Buffer.from([0, 255, 10]) }])
+    assert.equal((await sandbox.executeCommand('sh', ['-c', 'cat /tmp/task/a.txt; wc -c < /tmp/task/b.bin'])).stdout, 'one\n3\n')
 
     // A process in the background: its input, its output, its life over a pause, its end.
     const cat = await sandbox.processes.spawn('while read -r line; do echo "got $line"; done')
@@ -43,7 +43,7 @@ test('Mastra: commands, processes, files, stop and start again, destroy', async 
     await sandbox._stop()
     sandbox = new E2BSandbox({ ...options, id }) // as another program would find it
     await sandbox._start()
-    assert.equal((await sandbox.executeCommand('cat', ['/tmp/work/a.txt'])).stdout, 'one\n')
+    assert.equal((await sandbox.executeCommand('cat', ['/tmp/task/a.txt'])).stdout, 'one\n')
     const found = await sandbox.processes.get(cat.pid)
     await found.sendStdin('second\n')
     await until(() => found.stdout.includes('got second\n'))
