@@ -3,7 +3,6 @@ package api
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"path"
@@ -12,62 +11,9 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/httpfile"
 	"casemate.dev/internal/sandbox"
 )
-
-// byteRange is one range of a Range header, before the file's size is known.
-type byteRange struct {
-	first, last int64 // last -1: to the end
-	suffix      int64 // > 0: the last so many bytes; first and last mean nothing
-}
-
-// parseRange reads a Range header with one range. Anything else, also a malformed header, means the
-// whole file, as RFC 9110 section 14.2 lets a server do.
-func parseRange(h string) (byteRange, bool) {
-	spec, ok := strings.CutPrefix(h, "bytes=")
-	if !ok || strings.Contains(spec, ",") {
-		return byteRange{}, false
-	}
-	a, b, ok := strings.Cut(strings.TrimSpace(spec), "-")
-	if !ok {
-		return byteRange{}, false
-	}
-	if a == "" {
-		n, err := parseDigits(b)
-		return byteRange{suffix: n}, err == nil && n > 0
-	}
-	first, err := parseDigits(a)
-	if err != nil {
-		return byteRange{}, false
-	}
-	if b == "" {
-		return byteRange{first: first, last: -1}, true
-	}
-	last, err := parseDigits(b)
-	return byteRange{first: first, last: last}, err == nil && last >= first
-}
-
-// parseDigits is ParseInt without signs.
-func parseDigits(s string) (int64, error) {
-	n, err := strconv.ParseUint(s, 10, 63)
-	return int64(n), err //nolint:gosec // 63 bits
-}
-
-// within cuts r to a file of size bytes; ok is false where nothing of it is in the file.
-func (r byteRange) within(size int64) (offset, length int64, ok bool) {
-	if r.suffix > 0 {
-		n := min(r.suffix, size)
-		return size - n, n, n > 0
-	}
-	if r.first >= size {
-		return 0, 0, false
-	}
-	last := size - 1
-	if r.last >= 0 {
-		last = min(r.last, last)
-	}
-	return r.first, last - r.first + 1, true
-}
 
 // etagOf names a state of a file. It is weak: the clock that a file's time comes from is coarse.
 func etagOf(f sandbox.FileInfo) string {
@@ -122,7 +68,7 @@ func (a *API) serveContent(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	want, ranged := parseRange(r.Header.Get("Range"))
+	want, ranged := httpfile.ParseRange(r.Header.Get("Range"))
 	head := contentHead{w: w, r: r}
 	read := sandbox.ReadRequest{PathRequest: req, Length: -1}
 	if ranged || r.Method == http.MethodHead || r.Header.Get("If-None-Match") != "" {
@@ -134,7 +80,7 @@ func (a *API) serveContent(w http.ResponseWriter, r *http.Request) error {
 		}
 		if ranged && r.Header.Get("If-Range") == "" {
 			head.ranged = true
-			if head.offset, head.length, head.satisfiable = want.within(f.Size); head.satisfiable {
+			if head.offset, head.length, head.satisfiable = want.Within(f.Size); head.satisfiable {
 				read.Offset, read.Length = head.offset, head.length
 			}
 		}
@@ -234,7 +180,7 @@ func (a *API) saveContent(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if s := q.Get("offset"); s != "" {
-		if write.Offset, err = parseDigits(s); err != nil {
+		if write.Offset, err = httpfile.ParseDigits(s); err != nil {
 			return errs.New(errs.InvalidArgument, "offset %q is no number of bytes", s)
 		}
 	}
@@ -242,29 +188,13 @@ func (a *API) saveContent(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body := &bodyReader{r: r.Body}
+	body := httpfile.NewBody(r.Body)
 	f, err := fs.Write(r.Context(), write, body)
-	if body.err != nil {
-		return errs.Wrap(errors.Join(body.err, err), errs.InvalidArgument, "the request's body broke off; the file is as it was")
+	if body.Err() != nil {
+		return errs.Wrap(errors.Join(body.Err(), err), errs.InvalidArgument, "the request's body broke off; the file is as it was")
 	}
 	if err != nil {
 		return err
 	}
 	return writeMessage(w, fileMessage(f))
-}
-
-// bodyReader remembers how reading a request's body failed, so that the client's fault is told from
-// the sandbox's.
-type bodyReader struct {
-	r   io.Reader
-	err error
-}
-
-// Read implements io.Reader.
-func (b *bodyReader) Read(p []byte) (int, error) {
-	n, err := b.r.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		b.err = err
-	}
-	return n, err
 }

@@ -15,7 +15,7 @@ var layers = [...][]string{
 	{"internal/cli/"},
 	{"internal/server/"},
 	{"internal/api/", "internal/e2b/", "internal/mcp/"},
-	{"internal/portproxy/", "internal/tlscert/", "internal/beat/", "internal/origin/"},
+	{"internal/portproxy/", "internal/tlscert/", "internal/beat/", "internal/origin/", "internal/httpfile/"},
 	{"bench/", "internal/selftest/"},
 	{"client/"},
 	{"proto/"},

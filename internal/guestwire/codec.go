@@ -27,7 +27,7 @@ func Unmarshal(b []byte, v any) error {
 	if !utf8.Valid(b) {
 		return broken("message is not UTF-8")
 	}
-	if depth(b) > maxDepth {
+	if Depth(b) > maxDepth {
 		return broken("message nests deeper than %d", maxDepth)
 	}
 	if err := json.Unmarshal(b, v); err != nil {
@@ -69,9 +69,9 @@ func parseCall(p []byte) (Call, error) {
 	return c, nil
 }
 
-// depth returns how deep arrays and objects nest in b, counting brackets outside strings. It needs
+// Depth returns how deep arrays and objects nest in b, counting brackets outside strings. It needs
 // no valid JSON: what is malformed is left to the decoder.
-func depth(b []byte) int {
+func Depth(b []byte) int {
 	deepest, now := 0, 0
 	inString := false
 	for i := 0; i < len(b); i++ {

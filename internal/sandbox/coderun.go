@@ -353,31 +353,11 @@ const (
 
 // readLine decodes a driver's line.
 func readLine[T any](line []byte) (*T, bool) {
-	if !utf8.Valid(line) || nested(line) > maxNested {
+	if !utf8.Valid(line) || guestwire.Depth(line) > maxNested {
 		return nil, false
 	}
 	v := new(T)
 	return v, json.Unmarshal(line, v) == nil
-}
-
-// nested returns how deep arrays and objects nest, counting brackets outside strings.
-func nested(b []byte) int {
-	deepest, now, inString := 0, 0, false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case inString && c == '\\':
-			i++
-		case c == '"':
-			inString = !inString
-		case inString:
-		case c == '{' || c == '[':
-			now++
-			deepest = max(deepest, now)
-		case c == '}' || c == ']':
-			now--
-		}
-	}
-	return deepest
 }
 
 // watchRun waits for a run's end in the background. A second call has no effect.

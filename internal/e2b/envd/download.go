@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/httpfile"
 	"casemate.dev/internal/sandbox"
 )
 
@@ -64,7 +65,7 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request, c *call) erro
 	}
 	read := sandbox.ReadRequest{PathRequest: req, Length: -1}
 	read.Resolve, read.Attributes = false, ""
-	want, ranged := parseRange(r.Header.Get("Range"))
+	want, ranged := httpfile.ParseRange(r.Header.Get("Range"))
 	if ranged || d.head || r.Header.Get("If-Modified-Since") != "" || r.Header.Get("If-Unmodified-Since") != "" {
 		// These need the file's size or time before its bytes.
 		f, err := fs.Stat(ctx, read.PathRequest)
@@ -133,7 +134,7 @@ func (d *downloading) encode(accept string) error {
 }
 
 // answered gives the answers that need no bytes, and reports whether it did.
-func (d *downloading) answered(f sandbox.FileInfo, want byteRange, ranged bool) bool {
+func (d *downloading) answered(f sandbox.FileInfo, want httpfile.Range, ranged bool) bool {
 	modified := time.Unix(0, f.MTime).Truncate(time.Second)
 	if f.Type != "file" {
 		return false // the read says what is wrong
@@ -148,7 +149,7 @@ func (d *downloading) answered(f sandbox.FileInfo, want byteRange, ranged bool) 
 	}
 	if ranged && f.Size > 0 && fresh(d.r.Header.Get("If-Range"), modified) {
 		ok := false
-		if d.offset, d.length, ok = want.within(f.Size); !ok {
+		if d.offset, d.length, ok = want.Within(f.Size); !ok {
 			d.w.Header().Set("Content-Range", "bytes */"+strconv.FormatInt(f.Size, 10))
 			WriteError(d.w, http.StatusRequestedRangeNotSatisfiable, "the file has only "+strconv.FormatInt(f.Size, 10)+" bytes")
 			return true
@@ -233,48 +234,3 @@ func (d *downloading) writeHead(first []byte) {
 }
 
 var _ io.Writer = (*downloading)(nil)
-
-// byteRange is one range of a Range header, before the file's size is known.
-type byteRange struct {
-	first, last int64 // last -1: to the end
-	suffix      int64 // > 0: the last so many bytes; first and last mean nothing
-}
-
-// parseRange reads a Range header with one range. Anything else, also a malformed header, means the
-// whole file, as RFC 9110 section 14.2 lets a server do.
-func parseRange(h string) (byteRange, bool) {
-	spec, ok := strings.CutPrefix(h, "bytes=")
-	if !ok || strings.Contains(spec, ",") {
-		return byteRange{}, false
-	}
-	a, b, ok := strings.Cut(strings.TrimSpace(spec), "-")
-	first, aerr := strconv.ParseUint(a, 10, 63)
-	last, berr := strconv.ParseUint(b, 10, 63)
-	r := byteRange{first: int64(first), last: int64(last)} //nolint:gosec // 63 bits
-	switch {
-	case !ok:
-		return r, false
-	case a == "":
-		return byteRange{suffix: r.last}, berr == nil && last > 0
-	case b == "":
-		r.last = -1
-		return r, aerr == nil
-	}
-	return r, aerr == nil && berr == nil && last >= first
-}
-
-// within cuts r to a file of size bytes; ok is false where nothing of it is in the file.
-func (r byteRange) within(size int64) (offset, length int64, ok bool) {
-	if r.suffix > 0 {
-		n := min(r.suffix, size)
-		return size - n, n, n > 0
-	}
-	if r.first >= size {
-		return 0, 0, false
-	}
-	last := size - 1
-	if r.last >= 0 {
-		last = min(r.last, last)
-	}
-	return r.first, last - r.first + 1, true
-}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/httpfile"
 	"casemate.dev/internal/sandbox"
 )
 
@@ -28,7 +29,7 @@ type written struct {
 
 // upload serves POST of /files.
 func (h *Handler) upload(w http.ResponseWriter, r *http.Request, c *call) error {
-	body := &bodyReader{r: r.Body}
+	body := httpfile.NewBody(r.Body)
 	up := &uploading{h: h, c: c, path: r.URL.Query().Get("path"), body: body}
 	var err error
 	if up.fs, up.base, err = h.plainFile(r.Context(), c, r); err == nil {
@@ -49,25 +50,9 @@ const (
 	drainBytes = 1 << 30
 )
 
-func drain(w http.ResponseWriter, body *bodyReader) {
+func drain(w http.ResponseWriter, body *httpfile.Body) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime))
 	_, _ = io.CopyN(io.Discard, body, drainBytes)
-}
-
-// bodyReader remembers how reading a request's body failed, so that the client's fault is told from
-// the sandbox's.
-type bodyReader struct {
-	r   io.Reader
-	err error
-}
-
-// Read implements io.Reader.
-func (b *bodyReader) Read(p []byte) (int, error) {
-	n, err := b.r.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		b.err = err
-	}
-	return n, err
 }
 
 // uploading is one upload of files.
@@ -77,7 +62,7 @@ type uploading struct {
 	fs       *sandbox.Files
 	base     sandbox.PathRequest
 	path     string // of the query; "" where each part names its own
-	body     *bodyReader
+	body     *httpfile.Body
 	metadata map[string]string
 	files    []written
 	paths    []string
@@ -157,8 +142,8 @@ func (u *uploading) write(ctx context.Context, p string, in io.Reader) error {
 	}, in)
 	switch {
 	case err == nil:
-	case u.body.err != nil:
-		return errs.Wrap(errors.Join(u.body.err, err), errs.InvalidArgument, "the request's body broke off")
+	case u.body.Err() != nil:
+		return errs.Wrap(errors.Join(u.body.Err(), err), errs.InvalidArgument, "the request's body broke off")
 	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, gzip.ErrHeader), errors.Is(err, io.ErrUnexpectedEOF):
 		return errs.Wrap(err, errs.InvalidArgument, "the request's body is damaged")
 	case errs.Is(err, errs.ResourceExhausted):

@@ -101,7 +101,7 @@ const maxDepth = 256
 // parse reads a driver's line.
 func parse(line []byte) (message, error) {
 	var m message
-	if !utf8.Valid(line) || deeper(line, maxDepth) {
+	if !utf8.Valid(line) || guestwire.Depth(line) > maxDepth {
 		return m, errMalformed
 	}
 	if err := json.Unmarshal(line, &m); err != nil {
@@ -112,27 +112,6 @@ func parse(line []byte) (message, error) {
 		m.Count = 0
 	}
 	return m, nil
-}
-
-// deeper reports whether brackets outside strings nest deeper than limit.
-func deeper(b []byte, limit int) bool {
-	depth, inString := 0, false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case inString && c == '\\':
-			i++
-		case c == '"':
-			inString = !inString
-		case inString:
-		case c == '{' || c == '[':
-			if depth++; depth > limit {
-				return true
-			}
-		case c == '}' || c == ']':
-			depth--
-		}
-	}
-	return false
 }
 
 // maxText bounds short texts of a driver that go into RunInfo and ContextInfo.
