@@ -185,10 +185,10 @@ func (s *Store) dropTemplates() {
 	t := &s.templates
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.building) > 0 {
+	if len(t.building) > 0 || t.held > 0 {
 		return // a build may be reading what is to go; whoever ends last looks
 	}
-	used := map[string]bool{filepath.Base(s.emptyDir()): true}
+	used := map[string]bool{filepath.Base(s.emptyDir()): true, filepath.Base(s.nameDir()): true}
 	if t.host != nil {
 		used[filepath.Base(t.host.dir)] = true
 	}
@@ -206,12 +206,13 @@ func (s *Store) dropTemplates() {
 	for _, base := range s.keptBases() {
 		used[base] = true
 	}
+	s.neededTemplatesLocked(used)
 	entries, err := os.ReadDir(s.templateDir())
 	s.warnIf("list templates", err)
 	for _, e := range entries {
 		if used[e.Name()] {
 			continue
 		}
-		s.warnIf("remove old template", os.RemoveAll(filepath.Join(s.templateDir(), e.Name())))
+		s.warnIf("remove old template", removeTree(filepath.Join(s.templateDir(), e.Name())))
 	}
 }

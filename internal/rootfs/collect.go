@@ -16,8 +16,8 @@ type Freed struct {
 	Bytes int64
 }
 
-// Collect removes every committed layer that is neither in keep, nor below one that is, nor below a
-// sandbox. With dry it only tells. It waits for commits that are under way.
+// Collect removes every committed layer that is neither in keep nor a template's, nor below one that is, nor
+// below a sandbox. With dry it only tells. It waits for commits that are under way.
 func (s *Store) Collect(ctx context.Context, keep map[string]bool, dry bool) ([]Freed, error) {
 	s.kept.change.Lock()
 	defer s.kept.change.Unlock()
@@ -58,6 +58,13 @@ func (s *Store) needed(keep map[string]bool) (map[string]bool, error) {
 	uses, err := s.uses()
 	if err != nil {
 		return nil, err
+	}
+	keep = maps.Clone(keep)
+	if keep == nil {
+		keep = map[string]bool{}
+	}
+	for _, id := range s.storedLayers() {
+		keep[id] = true
 	}
 	needed := map[string]bool{}
 	s.kept.mu.Lock()

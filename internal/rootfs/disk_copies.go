@@ -42,11 +42,11 @@ func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(filepath.Dir(dst), &st); err != nil {
+	free, err := freeBytes(filepath.Dir(dst))
+	if err != nil {
 		return 0, err
 	}
-	if free := int64(st.Bavail) * st.Bsize; size > free-copyReserve {
+	if size > free-copyReserve {
 		return 0, errs.New(errs.ResourceExhausted, "there is no room to keep %d MB of files: %d MB are free", size>>20, free>>20).
 			WithHint("delete commits that are not needed, then: casemate gc")
 	}
@@ -55,6 +55,15 @@ func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
 		return 0, errors.Join(err, copies{}.dropKept(tmp))
 	}
 	return size, renameSynced(tmp, dst)
+}
+
+// freeBytes returns what is free on the file system of dir.
+func freeBytes(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, os.NewSyscallError("statfs", err)
+	}
+	return int64(st.Bavail) * st.Bsize, nil
 }
 
 // halfSuffix marks a layer that is being copied.

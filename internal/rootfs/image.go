@@ -81,11 +81,10 @@ func writeImage(path string, size int64, mkfs string) error {
 
 // imageSize checks a given size against what is free, or chooses one.
 func imageSize(dir string, size int64) (int64, error) {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
+	free, err := freeBytes(dir)
+	if err != nil {
 		return 0, err
 	}
-	free := int64(st.Bavail) * st.Bsize
 	if size == 0 {
 		size = min(free/4, maxImage)
 	}

@@ -255,10 +255,14 @@ func (s *Store) Layer(id string) (Layer, error) {
 // fromLayer returns the part of a plan that every sandbox of a committed layer shares, and notes that
 // the sandbox uses it.
 func (s *Store) fromLayer(_ context.Context, r Request) (Plan, error) {
+	return s.planLayers(r.Layer, r.ID)
+}
+
+func (s *Store) planLayers(layer, sandbox string) (Plan, error) {
 	// No layer goes between being found and being noted.
 	s.kept.change.RLock()
 	defer s.kept.change.RUnlock()
-	l, err := s.Layer(r.Layer)
+	l, err := s.Layer(layer)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -274,7 +278,7 @@ func (s *Store) fromLayer(_ context.Context, r Request) (Plan, error) {
 	for i := range p.Binds {
 		p.Binds[i].Source = s.absolute(p.Binds[i].Source)
 	}
-	return p, s.use(r.ID, use{base: l.Base, layers: p.Committed})
+	return p, s.use(sandbox, use{base: l.Base, layers: p.Committed})
 }
 
 // stack returns the layer and those below it.

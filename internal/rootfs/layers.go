@@ -62,9 +62,9 @@ func (s *Store) planLayer(p *Plan, r Request) error {
 	return nil
 }
 
-// onCommitted makes a new writable layer fit what it lies on.
+// onCommitted makes a new writable layer fit what it lies on: a commit, or an image.
 func (s *Store) onCommitted(p *Plan, upper string) error {
-	if len(p.Committed) == 0 {
+	if len(p.Committed) == 0 && !s.imported(p.Lowers[0]) { // what we build has the root that every layer is made with
 		return nil
 	}
 	if err := sameRoot(upper, p.Lowers[0]); err != nil {

@@ -1,7 +1,9 @@
 // Package rootfs holds the files of sandboxes: where layers lie, how much a writable layer may
 // grow, and what changed in it.
 //
-// It plans a root file system as a value (Plan); a backend of isolation mounts it. What belongs here:
+// It plans a root file system as a value (Plan); a backend of isolation mounts it. A template is built in
+// (recipe), or a name for an imported image or a commit, with the Settings that its maker gave it: PutTemplate
+// makes one, and its ENV, WORKDIR and USER hold in every sandbox that starts from it. What belongs here:
 // the store on disk, its limits and templates, and the comparison of layers. What does not: mounting
 // anything for a sandbox (isolation's backends), and running anything in one. No code here resolves a
 // path in a tree that a sandbox can change, except through package linux/fd.
@@ -16,6 +18,8 @@
 //	    live/<sandbox>/           upper/, work/, and ws0/ … for workspaces
 //	    spare/ trash/ snapshots/  made ahead, to be deleted, and those of comparisons
 //	  templates/                  host-<key>/, base-<time>/, each with root/ and meta.json; empty/
+//	    layer-<id>/ image-<id>/   imported images: root/ and layer.json of each layer, image.json that lists them
+//	    names/<name>.json         templates made of images and commits (Stored)
 //	  uses/<sandbox>              which template a sandbox has below it
 package rootfs
 

@@ -39,4 +39,8 @@ type Template struct {
 	Ready     bool
 	SizeBytes int64
 	BuiltAt   time.Time
+	// Settings are what its maker says of the processes in it.
+	Settings Settings
+	// Source and Digest are what an imported one was made of; "": it was built here.
+	Source, Digest string
 }

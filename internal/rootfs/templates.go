@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,11 @@ type templates struct {
 	built map[string]*builtTemplate
 	// building are the names of those that are being built.
 	building map[string]bool
+	// stored are those that were made of images and commits, by name, and images the imported ones, by id.
+	stored map[string]Stored
+	images map[string]Image
+	// held counts those who import.
+	held int
 }
 
 // meta is what lies beside a stored layer of a template.
@@ -57,6 +63,9 @@ func (s *Store) openTemplates(ctx context.Context) error {
 			t.built[r.name] = b
 		}
 	}
+	if err := errors.Join(s.openImages(), s.openStored()); err != nil {
+		return err
+	}
 	s.dropTemplates()
 	return nil
 }
@@ -71,6 +80,7 @@ func (s *Store) Templates(context.Context) ([]Template, error) {
 		Description: "this machine's own /usr, read-only, with a made-up /etc; nothing to download",
 	}
 	if t.host != nil {
+		host.Settings = settingsOf(t.host.plan(s.emptyDir()))
 		host.BuiltAt, host.SizeBytes = t.host.meta.BuiltAt, t.host.meta.SizeBytes
 	}
 	all := []Template{host}
@@ -78,9 +88,12 @@ func (s *Store) Templates(context.Context) ([]Template, error) {
 		b := t.built[r.name]
 		tm := Template{Name: r.name, Profiles: []string{"locked", "standard"}, Ready: b != nil, Description: r.description}
 		if b != nil {
-			tm.BuiltAt, tm.SizeBytes = b.meta.BuiltAt, b.meta.SizeBytes
+			tm.BuiltAt, tm.SizeBytes, tm.Settings = b.meta.BuiltAt, b.meta.SizeBytes, settingsOf(b.plan())
 		}
 		all = append(all, tm)
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.stored)) {
+		all = append(all, t.stored[name].template())
 	}
 	return all, nil
 }
@@ -98,6 +111,9 @@ func (s *Store) fromTemplate(ctx context.Context, r Request) (Plan, error) {
 	}
 	if r.Profile != "" && !slices.Contains(all[i].Profiles, r.Profile) {
 		return Plan{}, errs.New(errs.FailedPrecondition, "template %s does not allow profile %s", r.Template, r.Profile)
+	}
+	if st, err := s.StoredTemplate(r.Template); err == nil {
+		return s.fromStored(st, r)
 	}
 	t := &s.templates
 	t.mu.Lock()

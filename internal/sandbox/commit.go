@@ -43,6 +43,9 @@ type Commit struct {
 	layer string
 }
 
+// Layer is the committed layer that holds its files; see rootfs.Store.
+func (c Commit) Layer() string { return c.layer }
+
 // commitBody is what the store keeps of a commit beyond its columns.
 type commitBody struct {
 	Author    string        `json:"author"`

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -50,12 +51,14 @@ type file struct {
 }
 
 // Lookup finds a user by name or number. A number that has no entry is a user without a name, with
-// the group of the same number and home "/"; a name without entry is NotFound.
+// the group of the same number and home "/"; a name without entry is NotFound. After a colon a group, too, has
+// a name or a number: it is then the only one.
 func (b *Book) Lookup(who string) (User, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	passwd := b.passwd.read(passwdPath)
 	group := b.group.read(groupPath)
+	who, groupName, withGroup := strings.Cut(who, ":")
 	u, ok := find(passwd, who)
 	if !ok {
 		id, err := strconv.ParseUint(who, 10, 32)
@@ -67,8 +70,31 @@ func (b *Book) Lookup(who string) (User, error) {
 	if u.Home == "" || u.Home[0] != '/' {
 		u.Home = "/"
 	}
+	if withGroup {
+		if u.GID, ok = findGroup(group, groupName); !ok {
+			return User{}, errs.New(errs.NotFound, "no such group in the sandbox: %s", strconv.Quote(groupName))
+		}
+		u.Groups = []uint32{u.GID}
+		return u, nil
+	}
 	u.Groups = groupsOf(group, u)
 	return u, nil
+}
+
+// findGroup returns the number of a group's name, or the number that the name is.
+func findGroup(group []byte, who string) (gid uint32, ok bool) {
+	eachLine(group, func(f [][]byte) bool {
+		id, isNumber := number(f, 2)
+		if isNumber && string(f[0]) == who {
+			gid, ok = id, true
+		}
+		return !ok
+	})
+	if ok {
+		return gid, true
+	}
+	id, err := strconv.ParseUint(who, 10, 32)
+	return uint32(id), err == nil && id <= maxID
 }
 
 // maxID is the last id below the overflow id's double use as "unchanged" (chown(2): -1).

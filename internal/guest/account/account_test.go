@@ -70,3 +70,28 @@ func FuzzFind(f *testing.F) {
 		}
 	})
 }
+
+func TestFindGroup(t *testing.T) {
+	const group = "root:x:0:\nstaff:x:50:\n7:x:70:\nbad:x:y:\n"
+	for who, want := range map[string]struct {
+		gid uint32
+		ok  bool
+	}{
+		"staff": {50, true}, "0": {0, true}, "7": {70, true}, "99": {99, true}, "none": {0, false}, "bad": {0, false}, "": {0, false},
+	} {
+		if gid, ok := findGroup([]byte(group), who); gid != want.gid || ok != want.ok {
+			t.Errorf("%q: %d, %v", who, gid, ok)
+		}
+	}
+}
+
+func TestLookupWithGroup(t *testing.T) {
+	var b Book
+	u, err := b.Lookup("root:4242")
+	if err != nil || u.UID != 0 || u.GID != 4242 || !slices.Equal(u.Groups, []uint32{4242}) {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if _, err := b.Lookup("root:nosuchgroup"); err == nil {
+		t.Error("a group that is not there")
+	}
+}

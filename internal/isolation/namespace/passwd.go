@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -19,9 +20,11 @@ const maxPasswd = 1 << 20
 // lookupUser finds a user in the topmost layer that has a passwd file (passwd(5)). It reads the
 // template's read-only layers, never what a sandbox wrote.
 func lookupUser(lowers []string, name string) (uid, gid uint32, err error) {
+	name, _, _ = strings.Cut(name, ":") // an image may name a group, too
 	if name == "" || name == "root" {
 		return 0, 0, nil
 	}
+	number, numErr := strconv.ParseUint(name, 10, 16)
 	for _, dir := range lowers {
 		b, err := readIn(dir, "etc/passwd")
 		if errors.Is(err, unix.ENOENT) {
@@ -34,6 +37,9 @@ func lookupUser(lowers []string, name string) (uid, gid uint32, err error) {
 			return uid, gid, nil
 		}
 		break // lower files are hidden by this one
+	}
+	if numErr == nil {
+		return uint32(number), uint32(number), nil
 	}
 	return 0, 0, errs.New(errs.FailedPrecondition, "the template has no user %q", name)
 }
