@@ -89,7 +89,7 @@ lint: $(TOOLS)/.stamp ## staticcheck and golangci-lint (with the import law)
 	$(TOOLS)/golangci-lint run --allow-parallel-runners ./...
 
 .PHONY: unit
-unit: guest test-python ## Unit tests, tests of the kernel's walls, scripts over the whole product
+unit: guest test-python test-clients ## Unit tests, tests of the kernel's walls, scripts over the whole product
 	go test -timeout $(TESTTIMEOUT) ./...
 
 .PHONY: test-python
@@ -98,6 +98,21 @@ test-python: .cache/python/.stamp ## Python packages for the tests of code conte
 .cache/python/.stamp: internal/rootfs/code-interpreter.txt
 	/usr/bin/python3 -m venv --clear .cache/python
 	.cache/python/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	@touch $@
+
+.PHONY: test-clients
+test-clients: .cache/wheels/.stamp .cache/npm/.stamp ## Packages that clients inside sandboxes install in tests, into .cache (needs PyPI and npm)
+
+.cache/wheels/.stamp: test/clients/requirements.txt
+	/usr/bin/python3 -m venv --clear $(@D)
+	$(@D)/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d $(@D)/all -r $<
+	@touch $@
+
+.cache/npm/.stamp: test/clients/js/package-lock.json
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	cp test/clients/js/package.json $< $(@D)/
+	@npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 .PHONY: race

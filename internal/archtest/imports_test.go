@@ -140,7 +140,7 @@ var laws = [...]law{
 // testsOnly are packages that no program may link.
 var testsOnly = [...]string{
 	module + "internal/testenv/", module + "internal/archtest/", module + "internal/isolation/fake/",
-	module + "internal/isolation/conformance/", "testing/",
+	module + "internal/isolation/conformance/", module + "test/stage/", "testing/",
 }
 
 func matches(p string, prefixes []string) bool {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -32,7 +33,8 @@ const (
 )
 
 // Where sandboxes with a network find certificates. The bundle takes the place of the one that Debian's
-// programs read, so that those without a variable for it trust the gateway, too.
+// programs read, so that those without a variable for it trust the gateway, too. The other is for programs that add
+// it to a bundle of their own, as Node.js does: the gateway's authority, and what this host trusts beyond the usual.
 const (
 	insideCA     = "/etc/casemate/ca.pem"
 	insideBundle = "/etc/ssl/certs/ca-certificates.crt"
@@ -82,11 +84,15 @@ func (s *Server) openTrust() error {
 	if err != nil {
 		return err
 	}
-	roots, err := s.roots()
+	extra, err := s.extraRoots()
 	if err != nil {
 		return err
 	}
-	s.trust.files = map[string][]byte{insideCA: cert, insideBundle: append(bytes.Clone(roots), cert...)}
+	roots := append(s.hostRoots(), extra...)
+	s.trust.files = map[string][]byte{
+		insideCA:     slices.Concat(bytes.TrimSpace(cert), []byte("\n"), extra, hostAnchors()),
+		insideBundle: append(bytes.Clone(roots), cert...),
+	}
 	s.trust.shared, err = inspect.Shared{CertPEM: cert, KeyPEM: key, RootsPEM: roots}.Private()
 	return err
 }
@@ -138,18 +144,42 @@ func hostBundles() []string {
 	}
 }
 
-// roots returns the authorities by which servers are verified: the host's, and those of the setting.
-func (s *Server) roots() ([]byte, error) {
-	var roots []byte
+// hostRoots returns the authorities that this host trusts.
+func (s *Server) hostRoots() []byte {
 	for _, path := range hostBundles() {
 		if text, err := os.ReadFile(path); err == nil {
-			roots = append(bytes.TrimSpace(text), '\n')
-			break
+			return append(bytes.TrimSpace(text), '\n')
 		}
 	}
-	if roots == nil {
-		s.log.Warn("this host has no certificates of authorities: the gateway trusts only those of --extra-ca")
+	s.log.Warn("this host has no certificates of authorities: the gateway trusts only those of --extra-ca")
+	return nil
+}
+
+// hostAnchors returns the authorities that this host's administrator has added to those of the distribution. They are
+// in the host's bundle, too; this is for programs that bring a bundle of their own and want to be told what else there is.
+func hostAnchors() []byte {
+	var all []byte
+	for _, pattern := range []string{
+		"/usr/local/share/ca-certificates/*.crt", // Debian, Alpine
+		"/usr/local/share/ca-certificates/*/*.crt",
+		"/etc/pki/ca-trust/source/anchors/*",          // Fedora, RHEL
+		"/etc/pki/trust/anchors/*",                    // openSUSE
+		"/etc/ca-certificates/trust-source/anchors/*", // Arch
+	} {
+		files, _ := filepath.Glob(pattern) // the patterns are well formed
+		for _, path := range files {
+			text, err := os.ReadFile(path)
+			if err == nil && x509.NewCertPool().AppendCertsFromPEM(text) {
+				all = append(append(all, bytes.TrimSpace(text)...), '\n')
+			}
+		}
 	}
+	return all
+}
+
+// extraRoots returns the authorities of the setting.
+func (s *Server) extraRoots() ([]byte, error) {
+	var roots []byte
 	for _, path := range s.cfg.ExtraCAs {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -177,7 +207,8 @@ func (s *Server) grants(ctx context.Context, sb sandbox.Sandbox) sandbox.Granted
 	}
 	for _, name := range []string{
 		"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO",
-		"CODEX_CA_CERTIFICATE",
+		"CODEX_CA_CERTIFICATE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "HTTPLIB2_CA_CERTS", "NIX_SSL_CERT_FILE", "BUNDLE_SSL_CA_CERT",
+		"CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
 	} {
 		env[name] = insideBundle
 	}

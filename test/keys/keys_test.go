@@ -2,7 +2,6 @@ package keys
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,17 +16,17 @@ import (
 // TestKeys is one server for all attacks: starting it costs more than they do.
 func TestKeys(t *testing.T) {
 	s := start(t)
-	s.secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "TOOL_KEY"})
-	box := s.box("allow "+api, "allow "+api+":80", "allow "+other)
-	if out := s.sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/first`); out != "ok" {
+	s.Secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "TOOL_KEY"})
+	box := s.Box("allow "+api, "allow "+api+":80", "allow "+other)
+	if out := s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/first`); out != "ok" {
 		t.Fatalf("the bound host answers %q", out)
 	}
-	if got := s.api.last(t).header.Get("Authorization"); got != "Bearer "+canary(1) {
+	if got := s.api.Last(t).Header.Get("Authorization"); got != "Bearer "+canary(1) {
 		t.Fatalf("the bound host got %q: the rest proves nothing", got)
 	}
 	for _, c := range []struct {
 		name string
-		test func(t *testing.T, s *stage, box string)
+		test func(t *testing.T, s *play, box string)
 	}{
 		{"nothing inside", nothingInside},
 		{"echoes", echoes},
@@ -46,7 +45,7 @@ func TestKeys(t *testing.T) {
 		{"nothing outside", nothingOutside},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s.t = t
+			s.T = t
 			c.test(t, s, box)
 		})
 	}
@@ -62,44 +61,44 @@ func leaks(text string) bool {
 	return false
 }
 
-func nothingInside(t *testing.T, s *stage, box string) {
-	out := s.sh(box, `env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n'; cat /proc/self/mountinfo; set;
+func nothingInside(t *testing.T, s *play, box string) {
+	out := s.Sh(box, `env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n'; cat /proc/self/mountinfo; set;
 		grep -rIl canary / --exclude-dir=proc --exclude-dir=sys --exclude-dir=usr 2>/dev/null | head`)
 	if leaks(out) || !strings.Contains(out, "TOOL_KEY=csm-placeholder-") {
 		t.Errorf("inside one sees %s", out)
 	}
 	// The twin: the same search finds what is there.
-	if out := s.sh(box, `export HERE=`+canary(9)+`; sh -c 'cat /proc/$$/environ' | tr '\0' '\n'`); !strings.Contains(out, canary(9)) {
+	if out := s.Sh(box, `export HERE=`+canary(9)+`; sh -c 'cat /proc/$$/environ' | tr '\0' '\n'`); !strings.Contains(out, canary(9)) {
 		t.Errorf("the search sees nothing in %s", out)
 	}
 }
 
-func echoes(t *testing.T, s *stage, box string) {
+func echoes(t *testing.T, s *play, box string) {
 	for _, path := range []string{"/echo", "/error"} {
 		for _, version := range []string{"--http1.1", "--http2"} {
-			out := s.sh(box, `curl -sS -m 20 -i `+version+` -H "Authorization: Bearer $TOOL_KEY" https://`+api+path)
-			if leaks(out) || !strings.Contains(out, "***") || s.api.last(t).header.Get("Authorization") != "Bearer "+canary(1) {
+			out := s.Sh(box, `curl -sS -m 20 -i `+version+` -H "Authorization: Bearer $TOOL_KEY" https://`+api+path)
+			if leaks(out) || !strings.Contains(out, "***") || s.api.Last(t).Header.Get("Authorization") != "Bearer "+canary(1) {
 				t.Errorf("%s %s tells %s", path, version, out)
 			}
 		}
 	}
 	// The twin: a host that no secret is bound to may echo what it likes.
-	if out := s.sh(box, `curl -sS -m 20 -H "Authorization: Bearer `+canary(9)+`" https://`+other+`/echo`); !strings.Contains(out, canary(9)) {
+	if out := s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer `+canary(9)+`" https://`+other+`/echo`); !strings.Contains(out, canary(9)) {
 		t.Errorf("the other host's echo is %s", out)
 	}
 }
 
-func redirect(t *testing.T, s *stage, box string) {
-	out := s.sh(box, `curl -sS -m 20 -L --location-trusted -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/away`)
-	if r := s.other.last(t); out != "ok" || r.path != "/landed" || !strings.HasPrefix(r.header.Get("Authorization"), "Bearer csm-placeholder-") || leaks(r.text()) {
-		t.Errorf("%s; the other host got %s", out, r.text())
+func redirect(t *testing.T, s *play, box string) {
+	out := s.Sh(box, `curl -sS -m 20 -L --location-trusted -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/away`)
+	if r := s.other.Last(t); out != "ok" || r.Path != "/landed" || !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer csm-placeholder-") || leaks(r.Text()) {
+		t.Errorf("%s; the other host got %s", out, r.Text())
 	}
 }
 
 // anotherName: the Host header, :authority, SNI and a proxy's request line name another host than the one
 // that was connected to.
-func anotherName(t *testing.T, s *stage, box string) {
-	before := len(s.other.all()) + len(s.api.all())
+func anotherName(t *testing.T, s *play, box string) {
+	before := len(s.other.All()) + len(s.api.All())
 	for _, attack := range []string{
 		`-H "Host: ` + other + `" https://` + api + `/`,
 		`--http2 -H "Host: ` + other + `" https://` + api + `/`,
@@ -107,50 +106,50 @@ func anotherName(t *testing.T, s *stage, box string) {
 		`--request-target https://` + other + `/ https://` + api + `/`,
 		`--connect-to ` + api + `:443:` + other + `:443 -k https://` + api + `/`,
 	} {
-		out := s.sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $TOOL_KEY" `+attack)
+		out := s.Sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $TOOL_KEY" `+attack)
 		if strings.HasPrefix(out, "200") {
 			t.Errorf("%s: %s", attack, out)
 		}
 	}
-	if after := len(s.other.all()) + len(s.api.all()); after != before {
+	if after := len(s.other.All()) + len(s.api.All()); after != before {
 		t.Errorf("%d of the requests went out", after-before)
 	}
-	if out := s.sh(box, `curl -sS -m 20 -H "Host: `+api+`:443" https://`+api+`/`); out != "ok" { // the twin
+	if out := s.Sh(box, `curl -sS -m 20 -H "Host: `+api+`:443" https://`+api+`/`); out != "ok" { // the twin
 		t.Errorf("the right name: %s", out)
 	}
 }
 
 // anotherAddress: the sandbox says itself where the name leads.
-func anotherAddress(t *testing.T, s *stage, box string) {
-	before := len(s.other.all())
-	out := s.sh(box, `curl -sS -m 20 -k --resolve `+api+`:443:93.184.215.99 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/`)
-	if out == "ok" || len(s.other.all()) != before {
-		t.Errorf("%s; the other host got %v", out, s.other.all()[before:])
+func anotherAddress(t *testing.T, s *play, box string) {
+	before := len(s.other.All())
+	out := s.Sh(box, `curl -sS -m 20 -k --resolve `+api+`:443:93.184.215.99 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/`)
+	if out == "ok" || len(s.other.All()) != before {
+		t.Errorf("%s; the other host got %v", out, s.other.All()[before:])
 	}
 }
 
-func userinfo(t *testing.T, s *stage, box string) {
-	out := s.sh(box, `curl -sS -m 20 https://$TOOL_KEY:x@`+api+`/user; curl -sS -m 20 https://`+api+`@`+other+`/elsewhere`)
-	for _, r := range append(s.api.all(), s.other.all()...) {
-		if strings.HasPrefix(r.path, "/user") && leaks(r.text()) || r.path == "/elsewhere" && r.host != other {
-			t.Errorf("%s; a host got %s", out, r.text())
+func userinfo(t *testing.T, s *play, box string) {
+	out := s.Sh(box, `curl -sS -m 20 https://$TOOL_KEY:x@`+api+`/user; curl -sS -m 20 https://`+api+`@`+other+`/elsewhere`)
+	for _, r := range append(s.api.All(), s.other.All()...) {
+		if strings.HasPrefix(r.Path, "/user") && leaks(r.Text()) || r.Path == "/elsewhere" && r.Host != other {
+			t.Errorf("%s; a host got %s", out, r.Text())
 		}
 	}
 }
 
 // otherPlaces: the placeholder where its secret is not bound goes out as it is, and is recorded.
-func otherPlaces(t *testing.T, s *stage, box string) {
-	out := s.sh(box, `curl -sS -m 20 -H "X-Key: $TOOL_KEY" -H "Cookie: a=$TOOL_KEY" --data "$TOOL_KEY" "https://`+api+`/places?k=$TOOL_KEY"
+func otherPlaces(t *testing.T, s *play, box string) {
+	out := s.Sh(box, `curl -sS -m 20 -H "X-Key: $TOOL_KEY" -H "Cookie: a=$TOOL_KEY" --data "$TOOL_KEY" "https://`+api+`/places?k=$TOOL_KEY"
 		curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" http://`+api+`/plain; curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+other+`/there`)
 	if out != "okokok" {
 		t.Errorf("answers: %s", out)
 	}
 	seen := 0
-	for _, r := range append(s.api.all(), s.other.all()...) {
-		if strings.HasPrefix(r.path, "/places") || r.path == "/plain" || r.path == "/there" {
+	for _, r := range append(s.api.All(), s.other.All()...) {
+		if strings.HasPrefix(r.Path, "/places") || r.Path == "/plain" || r.Path == "/there" {
 			seen++
-			if leaks(r.text()) || !strings.Contains(r.text(), "csm-placeholder-") {
-				t.Errorf("a host got %s", r.text())
+			if leaks(r.Text()) || !strings.Contains(r.Text(), "csm-placeholder-") {
+				t.Errorf("a host got %s", r.Text())
 			}
 		}
 	}
@@ -160,9 +159,9 @@ func otherPlaces(t *testing.T, s *stage, box string) {
 }
 
 // recorded reports whether the journal has an event with a text.
-func (s *stage) recorded(box, kind, text string) bool {
+func (s *play) recorded(box, kind, text string) bool {
 	found := false
-	testenv.Eventually(s.t, patience, kind+" "+text, func() bool {
+	testenv.Eventually(s.T, patience, kind+" "+text, func() bool {
 		events, err := s.Journal.Events(context.Background(), box, 0, 1000)
 		if err != nil {
 			return false
@@ -176,7 +175,7 @@ func (s *stage) recorded(box, kind, text string) bool {
 }
 
 // clients: programs with trust stores of their own trust what they are shown, without being told.
-func clients(t *testing.T, s *stage, box string) {
+func clients(t *testing.T, s *play, box string) {
 	for name, script := range map[string]string{
 		"curl":   `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/`,
 		"python": `python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api + `/", headers={"Authorization": "Bearer " + os.environ["TOOL_KEY"]})).read().decode(), end="")'`,
@@ -184,45 +183,45 @@ func clients(t *testing.T, s *stage, box string) {
 		"no variables": `env -i PATH=$PATH KEY=$TOOL_KEY python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api +
 			`/", headers={"Authorization": "Bearer " + os.environ["KEY"]})).read().decode(), end="")'`,
 	} {
-		out := s.sh(box, script)
-		if out != "ok" || s.api.last(t).header.Get("Authorization") != "Bearer "+canary(1) {
-			t.Errorf("%s: %s; the host got %s", name, out, s.api.last(t).text())
+		out := s.Sh(box, script)
+		if out != "ok" || s.api.Last(t).Header.Get("Authorization") != "Bearer "+canary(1) {
+			t.Errorf("%s: %s; the host got %s", name, out, s.api.Last(t).Text())
 		}
 	}
 }
 
 // otherSandboxes: one's placeholder means nothing in another, and a secret that is bound to one is not there.
-func otherSandboxes(t *testing.T, s *stage, box string) {
-	own := strings.TrimSpace(s.sh(box, `echo $TOOL_KEY`))
-	second := s.box("allow " + api)
-	if theirs := strings.TrimSpace(s.sh(second, `echo $TOOL_KEY`)); theirs == own || !strings.HasPrefix(theirs, "csm-placeholder-") {
+func otherSandboxes(t *testing.T, s *play, box string) {
+	own := strings.TrimSpace(s.Sh(box, `echo $TOOL_KEY`))
+	second := s.Box("allow " + api)
+	if theirs := strings.TrimSpace(s.Sh(second, `echo $TOOL_KEY`)); theirs == own || !strings.HasPrefix(theirs, "csm-placeholder-") {
 		t.Errorf("placeholders %s and %s", own, theirs)
 	}
-	s.sh(second, `curl -sS -m 20 -H "Authorization: Bearer `+own+`" https://`+api+`/stolen`)
-	if r := s.api.last(t); r.path != "/stolen" || leaks(r.text()) {
-		t.Errorf("with another's placeholder the host got %s", r.text())
+	s.Sh(second, `curl -sS -m 20 -H "Authorization: Bearer `+own+`" https://`+api+`/stolen`)
+	if r := s.api.Last(t); r.Path != "/stolen" || leaks(r.Text()) {
+		t.Errorf("with another's placeholder the host got %s", r.Text())
 	}
-	s.sh(second, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/own`)
-	if r := s.api.last(t); r.path != "/own" || !leaks(r.text()) { // the twin
-		t.Errorf("with its own the host got %s", r.text())
+	s.Sh(second, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/own`)
+	if r := s.api.Last(t); r.Path != "/own" || !leaks(r.Text()) { // the twin
+		t.Errorf("with its own the host got %s", r.Text())
 	}
-	s.secret("private", canary(2), &client.SecretBinding{
+	s.Secret("private", canary(2), &client.SecretBinding{
 		Hosts: []string{api}, Scheme: "header", Header: "X-Private", Env: "PRIVATE", Always: true,
 		For: &client.SandboxSelector{Sandboxes: []string{box}},
 	})
-	s.sh(second, `curl -sS -m 20 https://`+api+`/second`)
-	if r := s.api.last(t); r.path != "/second" || leaks(r.text()) {
-		t.Errorf("another sandbox's secret: %s", r.text())
+	s.Sh(second, `curl -sS -m 20 https://`+api+`/second`)
+	if r := s.api.Last(t); r.Path != "/second" || leaks(r.Text()) {
+		t.Errorf("another sandbox's secret: %s", r.Text())
 	}
-	s.sh(box, `curl -sS -m 20 https://`+api+`/first-again`)
-	if r := s.api.last(t); r.header.Get("X-Private") != canary(2) {
-		t.Errorf("its own: %s", r.text())
+	s.Sh(box, `curl -sS -m 20 https://`+api+`/first-again`)
+	if r := s.api.Last(t); r.Header.Get("X-Private") != canary(2) {
+		t.Errorf("its own: %s", r.Text())
 	}
 }
 
 // requestRules: a rule about methods and paths holds for each request on a connection, also where no secret is.
-func requestRules(t *testing.T, s *stage, _ string) {
-	box := s.box("allow GET https://" + other + "/open/*")
+func requestRules(t *testing.T, s *play, _ string) {
+	box := s.Box("allow GET https://" + other + "/open/*")
 	for attack, want := range map[string]string{
 		`https://` + other + `/open/a`:                                         "200",
 		`-X POST https://` + other + `/open/a`:                                 "403",
@@ -230,35 +229,35 @@ func requestRules(t *testing.T, s *stage, _ string) {
 		`--path-as-is https://` + other + `/open/../shut`:                      "403",
 		`https://` + other + `/open/a -o /dev/null https://` + other + `/shut`: "200403",
 	} {
-		if out := s.sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' `+attack); out != want {
+		if out := s.Sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' `+attack); out != want {
 			t.Errorf("%s: %s, want %s", attack, out, want)
 		}
 	}
-	for _, r := range s.other.all() {
-		if strings.Contains(r.path, "shut") {
-			t.Errorf("the host got %s", r.path)
+	for _, r := range s.other.All() {
+		if strings.Contains(r.Path, "shut") {
+			t.Errorf("the host got %s", r.Path)
 		}
 	}
 }
 
-func rotation(t *testing.T, s *stage, box string) {
+func rotation(t *testing.T, s *play, box string) {
 	if _, err := s.Secrets.Rotate(t.Context(), "tool", canary(3)); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, "the new value is used", func() bool {
-		s.sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
-		return s.api.last(t).header.Get("Authorization") == "Bearer "+canary(3)
+		s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
+		return s.api.Last(t).Header.Get("Authorization") == "Bearer "+canary(3)
 	})
 	if _, err := s.Secrets.Delete(t.Context(), "private"); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, "the removed one is not", func() bool {
-		s.sh(box, `curl -sS -m 20 https://`+api+`/removed`)
-		return s.api.last(t).header.Get("X-Private") == ""
+		s.Sh(box, `curl -sS -m 20 https://`+api+`/removed`)
+		return s.api.Last(t).Header.Get("X-Private") == ""
 	})
 }
 
-func modelRoute(t *testing.T, s *stage, _ string) {
+func modelRoute(t *testing.T, s *play, _ string) {
 	ctx := t.Context()
 	if _, err := s.Secrets.Set(ctx, &client.SetSecretRequest{Name: "model", Class: "model", Value: canary(2)}); err != nil {
 		t.Fatal(err)
@@ -268,24 +267,24 @@ func modelRoute(t *testing.T, s *stage, _ string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	box, second := s.box(), s.box()
+	box, second := s.Box(), s.Box()
 	const ask = `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" -H 'anthropic-version: 2023-06-01' $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`
-	if out := s.sh(box, ask); !strings.Contains(out, `"text":"hi"`) || s.api.last(t).header.Get("X-Api-Key") != canary(2) || s.api.last(t).host != model {
-		t.Fatalf("%s; the provider got %s", out, s.api.last(t).text())
+	if out := s.Sh(box, ask); !strings.Contains(out, `"text":"hi"`) || s.api.Last(t).Header.Get("X-Api-Key") != canary(2) || s.api.Last(t).Host != model {
+		t.Fatalf("%s; the provider got %s", out, s.api.Last(t).Text())
 	}
-	if out := s.sh(box, `env; curl -sS -m 5 https://`+model+`/v1/messages`); leaks(out) || strings.Contains(out, `"hi"`) {
+	if out := s.Sh(box, `env; curl -sS -m 5 https://`+model+`/v1/messages`); leaks(out) || strings.Contains(out, `"hi"`) {
 		t.Errorf("the key or the host is there: %s", out)
 	}
-	token := strings.TrimSpace(s.sh(box, `echo $ANTHROPIC_API_KEY`))
-	before := len(s.api.all())
-	if out := s.sh(second, `ANTHROPIC_API_KEY=`+token+`; `+ask); !strings.Contains(out, "permission_error") || len(s.api.all()) != before {
+	token := strings.TrimSpace(s.Sh(box, `echo $ANTHROPIC_API_KEY`))
+	before := len(s.api.All())
+	if out := s.Sh(second, `ANTHROPIC_API_KEY=`+token+`; `+ask); !strings.Contains(out, "permission_error") || len(s.api.All()) != before {
 		t.Errorf("another sandbox's token: %s", out)
 	}
-	if out := s.sh(second, ask); !strings.Contains(out, `"text":"hi"`) { // the twin
+	if out := s.Sh(second, ask); !strings.Contains(out, `"text":"hi"`) { // the twin
 		t.Errorf("its own token: %s", out)
 	}
-	s.sh(box, ask)
-	if out := s.sh(box, ask); !strings.Contains(out, "permission_error") {
+	s.Sh(box, ask)
+	if out := s.Sh(box, ask); !strings.Contains(out, "permission_error") {
 		t.Errorf("beyond its budget: %s", out)
 	}
 	s.spent = box
@@ -295,25 +294,25 @@ func modelRoute(t *testing.T, s *stage, _ string) {
 }
 
 // killedGateway: the next one knows what the one before knew, and budgets stay used.
-func killedGateway(t *testing.T, s *stage, box string) {
-	pid := s.gateway()
+func killedGateway(t *testing.T, s *play, box string) {
+	pid := s.Gateway()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, "another gateway works", func() bool {
-		return s.sh(box, `curl -sS -m 5 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/killed`) == "ok"
+		return s.Sh(box, `curl -sS -m 5 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/killed`) == "ok"
 	})
-	if r := s.api.last(t); r.header.Get("Authorization") != "Bearer "+canary(3) || s.gateway() == pid {
-		t.Errorf("the host got %s", r.text())
+	if r := s.api.Last(t); r.Header.Get("Authorization") != "Bearer "+canary(3) || s.Gateway() == pid {
+		t.Errorf("the host got %s", r.Text())
 	}
-	out := s.sh(s.spent, `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`)
+	out := s.Sh(s.spent, `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`)
 	if !strings.Contains(out, "permission_error") {
 		t.Errorf("a new gateway has a new budget: %s", out)
 	}
 }
 
 // killedServer: keys are put on while there is no server, and the next one goes on with the same.
-func killedServer(t *testing.T, s *stage, box string) {
+func killedServer(t *testing.T, s *play, box string) {
 	_, err := s.Processes.Start(t.Context(), box, &client.ProcessSpec{Argv: []string{
 		"/bin/bash", "-c",
 		`while sleep 0.2; do curl -sS -m 5 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/loop; done`,
@@ -322,21 +321,18 @@ func killedServer(t *testing.T, s *stage, box string) {
 		t.Fatal(err)
 	}
 	loops := func(value string) (n int) {
-		for _, r := range s.api.all() {
-			if r.path == "/loop" && r.header.Get("Authorization") == "Bearer "+value {
+		for _, r := range s.api.All() {
+			if r.Path == "/loop" && r.Header.Get("Authorization") == "Bearer "+value {
 				n++
 			}
 		}
 		return n
 	}
 	testenv.Eventually(t, patience, "the loop runs", func() bool { return loops(canary(3)) > 0 })
-	if err := s.run.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-s.ended
+	s.Kill()
 	before := loops(canary(3))
 	testenv.Eventually(t, patience, "the gateway goes on", func() bool { return loops(canary(3)) > before+2 })
-	s.launch()
+	s.Launch()
 	testenv.Eventually(t, patience, "the server answers", func() bool {
 		_, err := s.Secrets.Rotate(t.Context(), "tool", canary(1))
 		return err == nil
@@ -345,22 +341,8 @@ func killedServer(t *testing.T, s *stage, box string) {
 	testenv.Eventually(t, patience, "the new value is used", func() bool { return loops(canary(1)) > old })
 }
 
-// gateway returns the process id of the server's gateway.
-func (s *stage) gateway() int {
-	s.t.Helper()
-	raw, err := os.ReadFile(s.dir + "/r/gateway.json")
-	var r struct{ PID int }
-	if err == nil {
-		err = json.Unmarshal(raw, &r)
-	}
-	if err != nil || r.PID <= 1 {
-		s.t.Fatalf("there is no gateway: %v", err)
-	}
-	return r.PID
-}
-
 // nothingOutside looks for values in what the server and the gateway leave on the host.
-func nothingOutside(t *testing.T, s *stage, box string) {
+func nothingOutside(t *testing.T, s *play, box string) {
 	events, err := s.Journal.Events(t.Context(), box, 0, 1000)
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +353,7 @@ func nothingOutside(t *testing.T, s *stage, box string) {
 		}
 	}
 	looked := 0
-	_ = filepath.WalkDir(s.dir, func(path string, d os.DirEntry, err error) error {
+	_ = filepath.WalkDir(s.Dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return nil //nolint:nilerr // sockets, and what goes meanwhile
 		}

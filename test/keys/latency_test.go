@@ -30,9 +30,9 @@ const worst = 10.0
 // credential put on, add to a request on a connection that stays.
 func TestAddedLatency(t *testing.T) {
 	s := start(t)
-	s.secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "KEY"})
-	box := s.box("allow "+api, "allow "+other)
-	ca := filepath.Join(s.dir, "ca.pem")
+	s.Secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "KEY"})
+	box := s.Box("allow "+api, "allow "+other)
+	ca := filepath.Join(s.Dir, "ca.pem")
 	median := func(out string) float64 {
 		v, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 		if err != nil {
@@ -41,7 +41,7 @@ func TestAddedLatency(t *testing.T) {
 		return v
 	}
 	inside := func(host string) float64 {
-		return median(s.sh(box, "SSL_CERT_FILE= python3 - "+host+" /etc/ssl/certs/ca-certificates.crt <<'EOF'\n"+kept+"\nEOF"))
+		return median(s.Sh(box, "SSL_CERT_FILE= python3 - "+host+" /etc/ssl/certs/ca-certificates.crt <<'EOF'\n"+kept+"\nEOF"))
 	}
 	outside := func() float64 {
 		cmd := exec.Command("python3", "-", api, ca)
@@ -57,7 +57,7 @@ func TestAddedLatency(t *testing.T) {
 		direct, through, looked = min(direct, outside()), min(through, inside(other)), min(looked, inside(api))
 	}
 	t.Logf("median: direct %.3f ms; through the gateway + %.3f ms; looked into, with a credential + %.3f ms", direct, through-direct, looked-direct)
-	if s.api.last(t).header.Get("Authorization") != "Bearer "+canary(1) {
+	if s.api.Last(t).Header.Get("Authorization") != "Bearer "+canary(1) {
 		t.Error("no credential was put on")
 	}
 	if looked-direct > worst {
