@@ -23,10 +23,17 @@ import (
 
 // serveFlags say how a server runs; serve and up share them.
 type serveFlags struct {
-	cfg     server.Config
-	store   size
-	verbose bool
+	cfg        server.Config
+	store      size
+	verbose    bool
+	proxyNames string
 }
+
+// The values of --proxy-names.
+const (
+	proxyNamesHere  = "gateway"
+	proxyNamesThere = "proxy"
+)
 
 func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.DataDir, "data-dir", server.DefaultDataDir, "what must survive: database, layers, templates")
@@ -42,6 +49,11 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 		server.LocalDomain+" with the port of the first address that is local)")
 	fl.StringArrayVar(&f.cfg.Nameservers, "dns", nil, "name server `ADDRESS[:PORT]` that looks up names for sandboxes (repeatable; default those of this host)")
 	fl.StringVar(&f.cfg.NetworkSets, "net-sets", server.DefaultNetworkSets, "directory of named sets of network rules, NAME.rules")
+	fl.StringVar(&f.cfg.ProxyURL, "proxy", "", "HTTP proxy that sandboxes' connections leave through, http://HOST:PORT, or https:// where it speaks TLS itself (default none)")
+	fl.StringVar(&f.cfg.ProxyCredentials, "proxy-credentials", "", "`FILE` with USER:PASSWORD for the proxy")
+	fl.StringVar(&f.cfg.ProxySecret, "proxy-secret", "", "the server's secret `NAME` that holds USER:PASSWORD for the proxy; its rotation needs no restart")
+	fl.StringArrayVar(&f.cfg.NoProxy, "no-proxy", nil, "`TARGETS` that go past the proxy: HOST with what is below it, *.SUFFIX, ADDRESS or RANGE, with :PORT for that only (repeatable)")
+	fl.StringVar(&f.proxyNames, "proxy-names", proxyNamesHere, "who looks names up: gateway, so that every address is judged, or proxy, where only it knows names")
 	fl.StringArrayVar(&f.cfg.ExtraCAs, "extra-ca", nil, "`FILE` with authorities that servers may be signed by, beside those that this host trusts (repeatable)")
 	fl.BoolVar(&f.cfg.E2BDebug, "e2b-debug", false, "serve E2B's debug mode: whoever is on this machine uses one sandbox, at localhost:49983 and 49999, without a key")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
@@ -65,13 +77,20 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 		}
 		cfg.Nameservers[i] = a
 	}
+	switch f.proxyNames {
+	case proxyNamesThere:
+		cfg.ProxyNames = true
+	case proxyNamesHere:
+	default:
+		return cfg, usageError("--proxy-names %s is neither gateway nor proxy", f.proxyNames)
+	}
 	for _, l := range cfg.Listen {
 		if _, _, err := net.SplitHostPort(l); err != nil {
 			return cfg, usageError("--listen %s is no HOST:PORT", l)
 		}
 	}
 	// Relative to where the person stands; the server stands elsewhere.
-	paths := []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets}
+	paths := []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets, &cfg.ProxyCredentials}
 	for i := range cfg.ExtraCAs {
 		paths = append(paths, &cfg.ExtraCAs[i])
 	}

@@ -3,6 +3,7 @@
 // # Parts
 //
 //	rules      what may leave: pure decisions
+//	proxy      the HTTP proxy of the host's network
 //	control    the server's side: starts the gateway process, keeps it, tells it who may do what
 //	gateway    the gateway process: a user-space network stack per sandbox, DNS, connections
 //	(inspect)  an Inspector: looks into TLS and HTTP, puts credentials on
@@ -201,7 +202,8 @@ type Event struct {
 	Conn    uint64         `json:"conn,omitempty"` // the same for all events of one connection
 	Proto   rules.Proto    `json:"proto,omitempty"`
 	Target  string         `json:"target,omitempty"` // host:port
-	Dialed  string         `json:"dialed,omitempty"` // address:port
+	Dialed  string         `json:"dialed,omitempty"` // address:port, or name:port where a proxy looks it up
+	Via     string         `json:"via,omitempty"`    // the proxy that dialled it, as host:port
 	Verdict *rules.Verdict `json:"verdict,omitempty"`
 	Sent    int64          `json:"sent,omitempty"`     // bytes out of the sandbox
 	Recv    int64          `json:"received,omitempty"` // bytes into it

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/clock"
+	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/rootfs"
@@ -64,6 +65,8 @@ type Config struct {
 	Grants func(ctx context.Context, s Sandbox) Granted
 	// Resolver looks up names where rules are explained; nil: the host's.
 	Resolver *net.Resolver
+	// Proxy is the one that the gateway's connections leave through, for explaining; nil: none.
+	Proxy *proxy.Proxy
 	// HostPaths are directories of the server itself (data, keys, run): no workspace may lie in one, or
 	// hold one.
 	HostPaths []string

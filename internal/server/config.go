@@ -68,6 +68,12 @@ type Config struct {
 	Nameservers []string
 	// NetworkSets is the directory of named sets of network rules; DefaultNetworkSets.
 	NetworkSets string
+	// ProxyURL is the HTTP proxy through which sandboxes' connections leave, http://HOST:PORT or https://HOST:PORT;
+	// "": none. Its credentials are USER:PASSWORD in the file ProxyCredentials, or the value of the server's secret
+	// ProxySecret. NoProxy are targets that go past it. ProxyNames lets it look names up.
+	ProxyURL, ProxyCredentials, ProxySecret string
+	NoProxy                                 []string
+	ProxyNames                              bool
 	// GatewayProgram becomes the gateway process; this very program.
 	GatewayProgram string
 	// StopSandboxes ends the sandboxes with the server; else they go on, and the next server on the

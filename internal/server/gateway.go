@@ -29,6 +29,7 @@ func (s *Server) openGateway(b *namespace.Backend) {
 		RunDir: s.cfg.RunDir, Program: s.cfg.GatewayProgram, UID: b.ReserveID, KeepUID: b.KeepID,
 		Nameservers: s.cfg.Nameservers, Log: s.log,
 		Shared:  func(context.Context) (egress.Private, error) { return s.trust.shared, nil },
+		Proxy:   s.currentProxy,
 		Private: s.private,
 		Events:  s.sawNetwork,
 	})

@@ -57,7 +57,10 @@ func (s *Server) openVault(ctx context.Context, events journal.Recorder) error {
 	}
 	s.undo.Add(s.vault.Close)
 	s.background(ctx, s.vault.Run)
-	return s.openTrust()
+	if err := s.openTrust(); err != nil {
+		return err
+	}
+	return s.openProxy()
 }
 
 // background runs f until Close.
@@ -266,7 +269,11 @@ func (s *Server) pushSecrets(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		if err := s.pushOnce(ctx); err != nil && ctx.Err() == nil {
+		err := s.pushOnce(ctx)
+		if s.cfg.ProxySecret != "" {
+			err = errors.Join(err, s.gateway.RefreshShared(ctx))
+		}
+		if err != nil && ctx.Err() == nil {
 			s.log.Error("cannot tell the gateway of changed secrets; it has the old ones until the next change", "error", err)
 		}
 	}

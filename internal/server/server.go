@@ -20,6 +20,7 @@ import (
 	"casemate.dev/internal/clock"
 	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/egress/control"
+	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/egress/resolve"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
@@ -48,6 +49,7 @@ type Server struct {
 	trust     trust
 	backends  map[string]isolation.Backend
 	gateway   *control.Gateway // nil where backends were injected
+	proxy     *proxy.Proxy     // what leaves goes through it; nil: directly
 	manager   *sandbox.Manager
 	api       *api.API
 	e2b       *e2b.API
@@ -112,7 +114,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet, Resolver: resolve.New(cfg.Nameservers),
 	}
 	if s.gateway != nil {
-		domain.Gateway, domain.Grants = s.gateway, s.grants
+		domain.Gateway, domain.Grants, domain.Proxy = s.gateway, s.grants, s.proxy
 	}
 	s.manager, err = sandbox.New(domain)
 	if err != nil {

@@ -39,6 +39,7 @@ type place struct {
 	t   *testing.T
 	dir string
 	w   *world.World
+	set func(*server.Config) // changes the configuration; may be nil
 	srv *server.Server
 	end context.CancelFunc
 	run chan error
@@ -47,13 +48,18 @@ type place struct {
 
 func newPlace(t *testing.T) *place {
 	t.Helper()
-	w := world.New(t)
+	return newPlaceIn(t, world.New(t), nil)
+}
+
+// newPlaceIn is newPlace in a world that is there, with a server that set configures.
+func newPlaceIn(t *testing.T, w *world.World, set func(*server.Config)) *place {
+	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "cmn")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := &place{t: t, dir: dir, w: w}
+	p := &place{t: t, dir: dir, w: w, set: set}
 	p.start()
 	t.Cleanup(func() { p.stop(true) })
 	return p
@@ -77,7 +83,11 @@ func (w testWriter) Write(b []byte) (int, error) {
 func (p *place) start() {
 	p.t.Helper()
 	var err error
-	if p.srv, err = server.New(context.Background(), p.config()); err != nil {
+	cfg := p.config()
+	if p.set != nil {
+		p.set(&cfg)
+	}
+	if p.srv, err = server.New(context.Background(), cfg); err != nil {
 		p.t.Fatal(err)
 	}
 	var ctx context.Context

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/errs"
 )
 
@@ -36,6 +37,9 @@ type Config struct {
 	KeepUID func(uid uint32)
 	// Nameservers (host:port) look names up instead of the host's own.
 	Nameservers []string
+	// Proxy says which HTTP proxy connections leave through; nil, or returning nil: none. It is asked each time a
+	// control connection is made, as Shared is.
+	Proxy func(context.Context) *proxy.Proxy
 	// Shared and Private make the Inspector's parts: for all sandboxes, and for one. nil: none.
 	Shared  func(context.Context) (egress.Private, error)
 	Private func(ctx context.Context, sandbox string) (egress.Private, error)

@@ -77,6 +77,9 @@ func (g *Gateway) hello(ctx context.Context) ([]string, error) {
 			return nil, fmt.Errorf("gather the gateway's own secrets: %w", err)
 		}
 	}
+	if g.cfg.Proxy != nil {
+		r.Proxy = g.cfg.Proxy(ctx)
+	}
 	reply, err := g.call(r, nil)
 	if err != nil {
 		return nil, err

@@ -25,11 +25,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/errs"
 )
 
 // Protocol is the version of what follows. A server ends a gateway that speaks another one.
-const Protocol = 1
+const Protocol = 2
 
 // maxMessage bounds a message.
 const maxMessage = 16 << 20
@@ -39,7 +40,7 @@ type Op string
 
 // The calls.
 const (
-	OpHello     Op = "hello"     // Shared → Protocol, Sandboxes
+	OpHello     Op = "hello"     // Shared, Proxy → Protocol, Sandboxes
 	OpAttach    Op = "attach"    // Sandbox, Policy, a descriptor
 	OpConfigure Op = "configure" // Sandbox, Policy
 	OpDetach    Op = "detach"    // Sandbox
@@ -56,6 +57,7 @@ type Request struct {
 	Sandbox string         `json:"sandbox,omitempty"`
 	Policy  *egress.Policy `json:"policy,omitempty"`
 	Shared  egress.Private `json:"shared,omitempty"`
+	Proxy   *proxy.Proxy   `json:"proxy,omitempty"`
 	Since   time.Time      `json:"since,omitzero"`
 	After   uint64         `json:"after,omitempty"`
 }

@@ -31,6 +31,7 @@ type conn struct {
 	ended  bool
 	reason *rules.Verdict // why it was cut
 	dialed string
+	via    string
 }
 
 // side is one end of a connection.
@@ -122,7 +123,7 @@ func (c *conn) end(open bool) {
 
 func (c *conn) eventLocked(t egress.EventType) egress.Event {
 	return egress.Event{
-		Sandbox: c.s.id, Type: t, Conn: c.id, Proto: c.proto, Target: rules.Target(c.query), Dialed: c.dialed,
+		Sandbox: c.s.id, Type: t, Conn: c.id, Proto: c.proto, Target: rules.Target(c.query), Dialed: c.dialed, Via: c.via,
 	}
 }
 
@@ -222,12 +223,20 @@ func (c *conn) buffers() *frames {
 // netSide is a connection of the host's.
 type netSide struct{ net.Conn }
 
-// Abort implements side: without waiting for what was not sent yet.
+// Abort implements side: without waiting for what was not sent yet, nor for TLS with a proxy.
 func (n netSide) Abort() {
-	if t, ok := n.Conn.(*net.TCPConn); ok {
+	c := n.Conn
+	for {
+		below, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		c = below.NetConn()
+	}
+	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.SetLinger(0)
 	}
-	_ = n.Close()
+	_ = c.Close()
 }
 
 // queryOf is what is known of a target before anything is dialled.

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/errs"
 )
 
@@ -44,6 +45,7 @@ type Gateway struct {
 	began     time.Time
 	nextConn  atomic.Uint64
 	stats     stats
+	proxy     atomic.Pointer[proxy.Client] // through which connections leave; nil: directly
 	events    *events
 	stop      chan struct{}
 	wg        sync.WaitGroup

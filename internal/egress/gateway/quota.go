@@ -71,7 +71,7 @@ func (q *quota) sum(e egress.Event) {
 		e.Proto, e.Target, e.Verdict, e.Note = "", "", nil, ""
 	}
 	if t == nil {
-		e.Conn, e.Dialed, e.Method, e.Path, e.Status = 0, "", "", "", 0
+		e.Conn, e.Dialed, e.Via, e.Method, e.Path, e.Status = 0, "", "", "", "", 0
 		e.Count = 1
 		q.sums[k] = &e
 		return

@@ -149,6 +149,7 @@ func (g *Gateway) call(ctx context.Context, r control.Request, f *os.File) (*con
 	switch r.Op {
 	case control.OpHello:
 		reply.Protocol, reply.Sandboxes = control.Protocol, g.Sandboxes()
+		g.SetProxy(r.Proxy)
 		if g.inspector != nil {
 			err = g.inspector.Setup(r.Shared)
 		}

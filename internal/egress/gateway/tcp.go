@@ -252,7 +252,7 @@ func (c *conn) event(e egress.Event) {
 	c.mu.Lock()
 	base := c.eventLocked(e.Type)
 	c.mu.Unlock()
-	e.Sandbox, e.Conn, e.Proto, e.Target, e.Dialed = base.Sandbox, base.Conn, base.Proto, base.Target, base.Dialed
+	e.Sandbox, e.Conn, e.Proto, e.Target, e.Dialed, e.Via = base.Sandbox, base.Conn, base.Proto, base.Target, base.Dialed, base.Via
 	c.s.emit(e)
 }
 

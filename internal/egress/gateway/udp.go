@@ -24,6 +24,8 @@ func (s *sandbox) forwardUDP(r *udp.ForwarderRequest) bool {
 	if bad == nil {
 		if v := s.judge(q); !v.Allow {
 			bad = &v
+		} else if q.Name == "" {
+			bad = s.gw.notPastProxy(q)
 		}
 	}
 	if bad != nil {
@@ -106,6 +108,17 @@ func (c *conn) packets(from, to net.Conn, out bool) {
 	}
 }
 
+// notPastProxy refuses what goes through no HTTP proxy, where there is one and the target is not for going past it.
+func (g *Gateway) notPastProxy(q rules.Query) *rules.Verdict {
+	p := g.proxied(q.Name, q.Addr, q.Port)
+	if p == nil {
+		return nil
+	}
+	return &rules.Verdict{
+		Code: rules.Unreachable, Reason: "UDP goes through no HTTP proxy, and " + rules.Target(q) + " is not among what goes past " + p.String(),
+	}
+}
+
 // dialUDP is dial for UDP.
 func (c *conn) dialUDP() (net.Conn, error) {
 	q := c.judged()
@@ -121,6 +134,11 @@ func (c *conn) dialUDP() (net.Conn, error) {
 		v := c.refine(func(q *rules.Query) { q.Addr, q.Own = a, c.s.gw.ownAddress(a) })
 		if !v.Allow {
 			last = v
+			continue
+		}
+		q.Addr = a
+		if bad := c.s.gw.notPastProxy(q); bad != nil {
+			last = *bad
 			continue
 		}
 		to := netip.AddrPortFrom(a, q.Port)

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -66,49 +65,40 @@ func (r *resolver) lookup(ctx context.Context, name string) ([]netip.Addr, error
 	if err != nil {
 		kept = time.Second
 	}
-	r.mu.Lock()
-	if len(r.known) >= maxLookedUp {
-		clear(r.known)
-	}
-	r.known[name] = looked{addrs, err, now.Add(kept)}
-	r.mu.Unlock()
+	r.keep(name, looked{addrs, err, now.Add(kept)})
 	return addrs, err
 }
 
-// dial opens the other side of a connection: it looks the name up, judges each address, and dials the very
-// address that was judged. It records why it could not.
+func (r *resolver) keep(name string, l looked) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.known) >= maxLookedUp {
+		clear(r.known)
+	}
+	r.known[name] = l
+}
+
+// lookupBriefly is lookup where it may be that nobody answers: that is remembered, too.
+func (r *resolver) lookupBriefly(ctx context.Context, name string) ([]netip.Addr, error) {
+	brief, cancel := context.WithTimeout(ctx, proxyLookup)
+	defer cancel()
+	addrs, err := r.lookup(brief, name)
+	if err != nil && ctx.Err() == nil {
+		r.keep(name, looked{nil, err, time.Now().Add(lookupKept)})
+	}
+	return addrs, err
+}
+
+// dial opens the other side of a connection. It records why it could not.
 func (c *conn) dial(ctx context.Context) (net.Conn, error) {
 	q := c.judged()
-	addrs := []netip.Addr{q.Addr}
-	if q.Name != "" {
-		var err error
-		if addrs, err = c.s.gw.resolver.lookup(ctx, q.Name); err != nil {
-			return nil, c.failed(rules.Verdict{Code: rules.Unresolved, Reason: fmt.Sprintf("%s could not be looked up", q.Name)})
-		}
-	}
-	var last rules.Verdict
-	var allowed []netip.Addr
-	for _, a := range addrs {
-		q.Addr, q.Own = a, c.s.gw.ownAddress(a)
-		if v := c.s.judge(q); v.Allow {
-			allowed = append(allowed, a)
-		} else {
-			last = v
-		}
-	}
-	if len(allowed) == 0 {
-		if last.Reason == "" {
-			last = rules.Verdict{Code: rules.Unresolved, Reason: q.Name + " has no address"}
-		}
-		return nil, c.failed(last)
-	}
-	up, a, err := c.s.gw.dialAny(ctx, allowed, q)
-	if err != nil {
-		return nil, c.failed(rules.Verdict{Code: rules.Unreachable, Reason: fmt.Sprintf("%s does not answer: %s", rules.Target(q), plain(err))})
+	up, to, v := c.s.gw.reach(ctx, q, c.s.judge)
+	if !v.Allow {
+		return nil, c.failed(v)
 	}
 	c.mu.Lock()
-	c.query.Addr, c.query.Own = a, c.s.gw.ownAddress(a)
-	c.dialed = netip.AddrPortFrom(a, q.Port).String()
+	c.query.Addr, c.query.Own = to.addr, to.addr.IsValid() && c.s.gw.ownAddress(to.addr)
+	c.dialed, c.via = to.dialed, to.via
 	c.mu.Unlock()
 	return up, nil
 }
@@ -136,9 +126,8 @@ func plain(err error) string {
 
 // dialAny dials addresses one after the other, IPv4 first, and returns the first connection. Each later
 // one begins a little after the one before, so that a silent address costs little.
-func (g *Gateway) dialAny(ctx context.Context, addrs []netip.Addr, q rules.Query) (net.Conn, netip.Addr, error) {
-	addrs = slices.Clone(addrs)
-	slices.SortStableFunc(addrs, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+func (g *Gateway) dialAny(ctx context.Context, addrs []netip.Addr, port uint16) (net.Conn, netip.Addr, error) {
+	addrs = ordered(addrs)
 	const most, apart = 6, 250 * time.Millisecond
 	addrs = addrs[:min(len(addrs), most)]
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
@@ -154,7 +143,7 @@ func (g *Gateway) dialAny(ctx context.Context, addrs []netip.Addr, q rules.Query
 		a := addrs[started]
 		started++
 		go func() {
-			c, err := g.dialOne(ctx, netip.AddrPortFrom(a, q.Port), q)
+			c, err := g.dialOne(ctx, netip.AddrPortFrom(a, port))
 			results <- result{c, a, err}
 		}()
 	}
@@ -200,7 +189,14 @@ func (g *Gateway) dialAny(ctx context.Context, addrs []netip.Addr, q rules.Query
 	}
 }
 
-func (g *Gateway) dialOne(ctx context.Context, a netip.AddrPort, _ rules.Query) (net.Conn, error) {
+// ordered returns addresses with those of IPv4 first.
+func ordered(addrs []netip.Addr) []netip.Addr {
+	addrs = slices.Clone(addrs)
+	slices.SortStableFunc(addrs, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return addrs
+}
+
+func (g *Gateway) dialOne(ctx context.Context, a netip.AddrPort) (net.Conn, error) {
 	var d net.Dialer
 	d.SetMultipathTCP(false)
 	return d.DialContext(ctx, "tcp", a.String())
@@ -212,24 +208,17 @@ func (g *Gateway) dialTo(ctx context.Context, host string, port uint16, special 
 	if err != nil {
 		return nil, err
 	}
-	addrs := []netip.Addr{addr}
-	if name != "" {
-		if addrs, err = g.resolver.lookup(ctx, name); err != nil {
-			return nil, err
+	none := rules.NewSet(nil)
+	up, _, v := g.reach(ctx, rules.Query{Proto: rules.TCP, Name: name, Addr: addr, Port: port}, func(q rules.Query) rules.Verdict {
+		if !special && (none.Special(q.Addr) || q.Own) {
+			return rules.Verdict{Code: rules.SpecialAddress, Reason: host + " leads to addresses that are private, reserved or the host's own"}
 		}
+		return rules.Verdict{Allow: true, Code: rules.Allowed}
+	})
+	if !v.Allow {
+		return nil, &egress.RefusedError{Target: net.JoinHostPort(host, strconv.Itoa(int(port))), Verdict: v}
 	}
-	all := rules.NewSet(nil)
-	if special {
-		all = nil
-	}
-	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return all != nil && (all.Special(a) || g.ownAddress(a)) })
-	if len(addrs) == 0 {
-		return nil, &egress.RefusedError{Target: net.JoinHostPort(host, strconv.Itoa(int(port))), Verdict: rules.Verdict{
-			Code: rules.SpecialAddress, Reason: host + " leads to addresses that are private, reserved or the host's own",
-		}}
-	}
-	c, _, err := g.dialAny(ctx, addrs, rules.Query{Proto: rules.TCP, Name: name, Port: port})
-	return c, err
+	return up, nil
 }
 
 // ownKept is how long the host's addresses are remembered.

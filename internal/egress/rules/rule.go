@@ -59,6 +59,16 @@ func (r Rule) String() string {
 // Name returns the one name that the rule is about, or "".
 func (r Rule) Name() string { return r.host.name }
 
+// Covers reports whether the rule's host and ports, whatever it says of them, are those of a target: by its name,
+// or by its address where that is valid. Port 0 is whichever.
+func (r Rule) Covers(name string, addr netip.Addr, port uint16) bool {
+	if port != 0 && !r.portOK(port) {
+		return false
+	}
+	q := Query{Name: name, Addr: addr}
+	return r.host.match(q, false) == yes
+}
+
 // HTTP reports whether the rule looks at methods or paths.
 func (r Rule) HTTP() bool { return r.path != "" || len(r.methods) > 0 }
 

@@ -3,6 +3,7 @@ package rules
 import (
 	"encoding/binary"
 	"net/netip"
+	"strings"
 )
 
 // block is a range of addresses that mean something particular.
@@ -88,4 +89,18 @@ func (s *Set) Special(a netip.Addr) bool {
 	}
 	_, found := s.special.of(e)
 	return found
+}
+
+// PrivateName reports whether a name belongs to private networks: one without a dot, or below a top-level domain
+// that networks use among themselves (RFC 6761, RFC 6762 with its appendix G, RFC 8375).
+func PrivateName(name string) bool {
+	i := strings.LastIndexByte(name, '.')
+	if i < 0 || name == "home.arpa" || strings.HasSuffix(name, ".home.arpa") {
+		return true
+	}
+	switch name[i+1:] {
+	case "localhost", "local", "intranet", "internal", "private", "corp", "home", "lan", "localdomain":
+		return true
+	}
+	return false
 }

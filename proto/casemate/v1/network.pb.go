@@ -549,7 +549,7 @@ func (x *ExplainNetworkResponse) GetAnswers() []*NetworkAnswer {
 // NetworkAnswer is what the rules say about one thing that is asked on the way.
 type NetworkAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name, connection, address, or the address itself
+	// name, connection, proxy, address, or the address itself
 	About   string `protobuf:"bytes,1,opt,name=about,proto3" json:"about,omitempty"`
 	Allowed bool   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
 	// Requests are looked at one by one.

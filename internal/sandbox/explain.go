@@ -1,0 +1,193 @@
+package sandbox
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"casemate.dev/internal/egress/proxy"
+	"casemate.dev/internal/egress/rules"
+	"casemate.dev/internal/errs"
+)
+
+// NetworkAnswer is one part of an explanation.
+type NetworkAnswer struct {
+	About   string // "name", "connection", "proxy", "address", or an address
+	Verdict NetworkVerdict
+}
+
+// What answers are about, beside addresses.
+const (
+	aboutName       = "name"
+	aboutConnection = "connection"
+	aboutAddress    = "address"
+	aboutProxy      = "proxy"
+)
+
+// ExplainNetwork says what the rules of a sandbox answer to a URL, or HOST[:PORT], and why. It looks a name up
+// where the rules allow that, and judges each of its addresses, as the gateway does.
+func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, method string) ([]NetworkAnswer, error) {
+	_, s, err := m.networked(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	list, err := m.expand(s.Spec.Network)
+	if err != nil {
+		return nil, err
+	}
+	q, err := parseTarget(target, method)
+	if err != nil {
+		return nil, err
+	}
+	return m.explain(ctx, rules.NewSet(list), q), nil
+}
+
+func (m *Manager) explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer {
+	var out []NetworkAnswer
+	addrs := []netip.Addr{q.Addr}
+	by := m.cfg.Proxy
+	if by.Bypassed(q.Name, q.Addr, q.Port) {
+		by = nil
+	}
+	if q.Name != "" {
+		v := set.Decide(rules.Query{Proto: rules.DNS, Name: q.Name})
+		out = append(out, NetworkAnswer{aboutName, v})
+		if !v.Allow {
+			return out
+		}
+		v = set.Decide(q)
+		out = append(out, NetworkAnswer{aboutConnection, v})
+		if !v.Allow {
+			return out
+		}
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		var err error
+		if addrs, err = m.cfg.Resolver.LookupNetIP(ctx, "ip", q.Name+"."); err != nil {
+			return append(out, unresolved(q, by))
+		}
+	}
+	own := ownAddresses()
+	past := by == nil
+	for _, a := range addrs {
+		q.Addr = a.Unmap()
+		q.Own = own[q.Addr]
+		v := set.Decide(q)
+		out = append(out, NetworkAnswer{q.Addr.String(), v})
+		past = past || v.Allow && by.Bypassed(q.Name, q.Addr, q.Port)
+	}
+	if past {
+		return out
+	}
+	return append(out, throughProxy(q, by, out))
+}
+
+// unresolved answers for a name that can't be looked up here, which a proxy may know.
+func unresolved(q rules.Query, by *proxy.Proxy) NetworkAnswer {
+	switch {
+	case by == nil || !by.ByName || q.Proto == rules.UDP:
+		return NetworkAnswer{aboutAddress, rules.Verdict{Code: rules.Unresolved, Reason: q.Name + " could not be looked up"}}
+	case rules.PrivateName(q.Name):
+		return NetworkAnswer{aboutAddress, rules.Verdict{
+			Code: rules.SpecialAddress, Reason: q.Name + " is a name of private networks, and can't be looked up here, so that the proxy is not asked for it",
+		}}
+	}
+	return NetworkAnswer{aboutAddress, rules.Verdict{Allow: true, Code: rules.Allowed, Reason: "the proxy " + by.String() + " is asked for the name, which is not known here"}}
+}
+
+// throughProxy answers whether a proxy is asked for a target whose addresses have been judged.
+func throughProxy(q rules.Query, by *proxy.Proxy, answers []NetworkAnswer) NetworkAnswer {
+	switch {
+	case q.Proto == rules.UDP:
+		return NetworkAnswer{aboutProxy, rules.Verdict{Code: rules.Unreachable, Reason: "UDP goes through no HTTP proxy"}}
+	case by.ByName && q.Name != "" && slices.ContainsFunc(answers, func(a NetworkAnswer) bool { return !a.Verdict.Allow }):
+		return NetworkAnswer{aboutProxy, rules.Verdict{
+			Code: rules.SpecialAddress, Reason: "the proxy " + by.String() + " would choose among the addresses, of which one is refused",
+		}}
+	}
+	return NetworkAnswer{aboutProxy, rules.Verdict{Allow: true, Code: rules.Allowed, Reason: "it leaves through the proxy " + by.String()}}
+}
+
+func ownAddresses() map[netip.Addr]bool {
+	own := map[netip.Addr]bool{}
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return own
+	}
+	for _, a := range list {
+		if n, ok := a.(*net.IPNet); ok {
+			if b, ok := netip.AddrFromSlice(n.IP); ok {
+				own[b.Unmap()] = true
+			}
+		}
+	}
+	return own
+}
+
+// parseTarget reads a URL, or HOST[:PORT], into what the rules are asked.
+func parseTarget(target, method string) (rules.Query, error) {
+	q := rules.Query{Proto: rules.TCP, Port: 443}
+	bad := func(err error) error {
+		return errs.Wrap(err, errs.InvalidArgument, "%s is no URL and no HOST[:PORT]", quote(target))
+	}
+	whole := strings.Contains(target, "://")
+	if !whole {
+		target = "tcp://" + target
+	}
+	u, err := url.Parse(target)
+	if err != nil || u.Host == "" || u.User != nil {
+		return q, bad(err)
+	}
+	switch u.Scheme {
+	case "http", "ws":
+		q.Port = 80
+	case "udp":
+		q.Proto = rules.UDP
+	case "https", "wss", "tcp":
+	default:
+		return q, invalid("the scheme %s is unknown", quote(u.Scheme)).WithHint("use http, https, tcp or udp")
+	}
+	if text := u.Port(); text != "" {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return q, bad(err)
+		}
+		q.Port = uint16(n)
+	}
+	if q.Name, q.Addr, err = rules.Host(u.Hostname()); err != nil {
+		return q, bad(err)
+	}
+	if whole && (u.Scheme == "http" || u.Scheme == "https") {
+		host := q.Name
+		if host == "" {
+			host = q.Addr.String()
+		}
+		q.HTTP = &rules.HTTP{Host: host, Port: q.Port, Method: or(method, "GET"), Path: or(u.EscapedPath(), "/")}
+		if u.Scheme == "https" {
+			q.TLS = &rules.TLS{ServerName: q.Name}
+		}
+	}
+	return q, nil
+}
+
+// NetworkAllowed reports whether the answers together allow a connection: the name, the connection, one of the
+// addresses, and the proxy where one is on the way.
+func NetworkAllowed(answers []NetworkAnswer) bool {
+	address := false
+	for _, a := range answers {
+		switch a.About {
+		case aboutName, aboutConnection, aboutProxy:
+			if !a.Verdict.Allow {
+				return false
+			}
+		default:
+			address = address || a.Verdict.Allow
+		}
+	}
+	return address
+}
