@@ -31,9 +31,7 @@ func (s *Server) openProxy() error {
 	}
 	p.ByName = cfg.ProxyNames
 	if p.TLS {
-		if p.Roots, err = s.roots(); err != nil {
-			return err
-		}
+		p.Roots = s.trust.roots
 	}
 	switch {
 	case cfg.ProxyCredentials != "" && cfg.ProxySecret != "":

@@ -77,6 +77,8 @@ func (s *Server) background(ctx context.Context, f func(context.Context)) {
 // trust is what the gateway, and the sandboxes behind it, know servers by.
 type trust struct {
 	shared egress.Private
+	// roots are the authorities by which servers are verified, in PEM.
+	roots []byte
 	// files are what sandboxes see, by path.
 	files map[string][]byte
 }
@@ -92,6 +94,7 @@ func (s *Server) openTrust() error {
 		return err
 	}
 	roots := append(s.hostRoots(), extra...)
+	s.trust.roots = roots
 	s.trust.files = map[string][]byte{
 		insideCA:     slices.Concat(bytes.TrimSpace(cert), []byte("\n"), extra, hostAnchors()),
 		insideBundle: append(bytes.Clone(roots), cert...),
