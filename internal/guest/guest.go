@@ -220,7 +220,7 @@ func (g *Guest) serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) 
 		return g.list(c)
 	case guestwire.MethodStat, guestwire.MethodListDir, guestwire.MethodRead, guestwire.MethodWrite,
 		guestwire.MethodMakeDir, guestwire.MethodMove, guestwire.MethodRemove, guestwire.MethodChmod,
-		guestwire.MethodWatch:
+		guestwire.MethodUnpack, guestwire.MethodWatch:
 		return g.workers.hand(c, call)
 	case guestwire.MethodDial:
 		return g.dial(c, call)

@@ -272,6 +272,12 @@ func (c *Client) Chmod(ctx context.Context, r ChmodRequest) (FileInfo, error) {
 	return unary[FileInfo](ctx, c, MethodChmod, r, nil)
 }
 
+// Unpack puts a tree of files, which in gives as a sequence of Entry, below a directory.
+func (c *Client) Unpack(ctx context.Context, r UnpackRequest, in io.Reader) (UnpackReply, error) {
+	r.Path = Escape(r.Path)
+	return upload[UnpackReply](ctx, c, MethodUnpack, r, in)
+}
+
 // Watch watches a directory. When it returns, the watch is in place; the stream has no end of its
 // own, and the caller closes it.
 func (c *Client) Watch(ctx context.Context, r WatchRequest) (*EventStream[WatchEvent], error) {

@@ -30,6 +30,7 @@ const (
 	MethodMove       Method = "file.move"      // MoveRequest → FileInfo
 	MethodRemove     Method = "file.remove"    // RemoveRequest → ok
 	MethodChmod      Method = "file.chmod"     // ChmodRequest → FileInfo
+	MethodUnpack     Method = "file.unpack"    // UnpackRequest, FrameData… (see Entry), FrameEnd → UnpackReply
 	MethodWatch      Method = "file.watch"     // WatchRequest → FrameReply, then FrameEvent(WatchEvent)… until closed
 	MethodDial       Method = "port.dial"      // DialRequest → ok, then the connection is the port's bytes
 	MethodListenings Method = "port.list"      // no body → PortList

@@ -28,6 +28,8 @@ const (
 	Route    = "rte_"
 	Context  = "ctx_"
 	Run      = "run_"
+	Build    = "bld_"
+	Files    = "fls_"
 )
 
 // Sandbox returns a new random sandbox id. It starts with a letter, so that it is also a valid

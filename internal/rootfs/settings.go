@@ -5,6 +5,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Settings are what the maker of a template says about the processes that run in it: the part of an OCI image's
@@ -25,6 +26,20 @@ type Settings struct {
 	Volumes    []string `json:"volumes,omitempty"`
 	Shell      []string `json:"shell,omitempty"`
 	StopSignal string   `json:"stop_signal,omitempty"`
+	// Healthcheck is how its service is found to work; nil: it says nothing.
+	Healthcheck *Healthcheck `json:"healthcheck,omitempty"`
+	// OnBuild are instructions for builds upon it.
+	OnBuild []string `json:"on_build,omitempty"`
+}
+
+// Healthcheck is how an image finds out whether its service works.
+type Healthcheck struct {
+	// Test is as in an image's configuration: ["CMD", argv…], ["CMD-SHELL", line] or ["NONE"].
+	Test        []string      `json:"test,omitempty"`
+	Interval    time.Duration `json:"interval,omitempty"`
+	Timeout     time.Duration `json:"timeout,omitempty"`
+	StartPeriod time.Duration `json:"start_period,omitempty"`
+	Retries     int           `json:"retries,omitempty"`
 }
 
 // lockedUser is who runs everything in profile locked where the template's user is root: that profile has

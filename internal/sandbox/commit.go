@@ -90,6 +90,11 @@ type CommitOptions struct {
 	Message string
 	// Tag is a name for the commit, or "". One that has it loses it.
 	Tag string
+	// Automatic says that it is made on the way to something else.
+	Automatic bool
+	// Shape changes what a sandbox that starts from the commit has where its creator says nothing; nil: it has
+	// what the sandbox has.
+	Shape func(*Spec)
 }
 
 // maxMessage bounds a commit's message.
@@ -123,7 +128,7 @@ func (m *Manager) MakeCommit(ctx context.Context, p Principal, ref string, o Com
 		return Commit{}, err
 	}
 	defer b.release()
-	return m.commit(ctx, p.ID, b, o, false)
+	return m.commit(ctx, p.ID, b, o, o.Automatic)
 }
 
 // committedFacts are the server's facts of commit.made.
@@ -173,6 +178,9 @@ func (m *Manager) commit(ctx context.Context, actor string, b *box, o CommitOpti
 	}
 	if o.Tag != "" {
 		c.Tags = []string{o.Tag}
+	}
+	if o.Shape != nil {
+		o.Shape(&c.Spec)
 	}
 	return c, m.recordCommit(b, c, o)
 }
@@ -262,7 +270,8 @@ func (m *Manager) startingCommit(ctx context.Context, p Principal, s *Spec) (roo
 	from := c.Spec
 	s.Template, s.Commit, s.layer = from.Template, c.ID, c.layer
 	s.Isolation = or(s.Isolation, from.Isolation)
-	s.User, s.Dir = or(s.User, from.User), or(s.Dir, from.Dir)
+	s.User, s.Dir, s.Service = or(s.User, from.User), or(s.Dir, from.Dir), or(s.Service, from.Service)
+	s.Image = or(s.Image, from.Image)
 	s.Limits = fillLimits(s.Limits, from.Limits)
 	if len(s.Workspaces) == 0 {
 		s.Workspaces = slices.Clone(from.Workspaces)

@@ -271,7 +271,10 @@ func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (C
 	if err != nil {
 		return out, err
 	}
-	used := m.commitsInUse()
+	used, err := m.commitsInUse(ctx)
+	if err != nil {
+		return out, err
+	}
 	going := map[string]bool{}
 	for _, r := range rows {
 		c, err := ofCommitRow(r)
@@ -298,15 +301,18 @@ func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (C
 	return out, err
 }
 
-// commitsInUse returns the commits that sandboxes stand on.
-func (m *Manager) commitsInUse() map[string]bool {
-	used := map[string]bool{}
+// commitsInUse returns the commits that sandboxes stand on, and those that builds of templates keep.
+func (m *Manager) commitsInUse(ctx context.Context) (map[string]bool, error) {
+	used, err := m.db.BuildTargets(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, b := range m.boxes() {
 		b.mu.Lock()
 		used[b.sb.Spec.Commit], used[b.sb.Head], used[b.body.Checkout] = true, true, true
 		b.mu.Unlock()
 	}
-	return used
+	return used, nil
 }
 
 // collect removes the layers that nothing names.

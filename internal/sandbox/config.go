@@ -84,6 +84,8 @@ type Roots interface {
 	Changes(ctx context.Context, id string, p rootfs.Plan, workspace string) ([]rootfs.Change, error)
 	// Compare tells which files differ between two states.
 	Compare(ctx context.Context, from, to rootfs.State) ([]rootfs.Change, error)
+	// Tree opens the files of a committed layer for reading.
+	Tree(layer string) (*rootfs.Tree, error)
 	// Templates lists what a sandbox can start from.
 	Templates(ctx context.Context) ([]rootfs.Template, error)
 	// Flush writes out what a sandbox's files hold in memory, without all only where it is much.

@@ -111,6 +111,12 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 		return nil, err
 	}
 	m.warm(p, b)
+	if err := m.serve(ctx, p, b); err != nil {
+		text, _ := errs.PublicText(err)
+		m.beginEnd(b, "", EndStartFailed, text)
+		<-b.ended
+		return nil, cause(ctx, err)
+	}
 	return b, nil
 }
 

@@ -36,6 +36,10 @@ type (
 	RemoveRequest = guestwire.RemoveRequest
 	// ChmodRequest changes a file's mode and owner.
 	ChmodRequest = guestwire.ChmodRequest
+	// UnpackRequest puts a tree of files below a directory.
+	UnpackRequest = guestwire.UnpackRequest
+	// UnpackReply says what was unpacked.
+	UnpackReply = guestwire.UnpackReply
 	// WatchRequest watches a directory.
 	WatchRequest = guestwire.WatchRequest
 )
@@ -193,6 +197,22 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
 	return n, err
+}
+
+// Unpack puts a tree of files below a directory. in gives it as guestwire.Pack writes it. One event tells of
+// all of it.
+func (f *Files) Unpack(ctx context.Context, r UnpackRequest, in io.Reader) (UnpackReply, error) {
+	gctx, end, err := f.begin(ctx)
+	if err != nil {
+		return UnpackReply{}, err
+	}
+	defer end()
+	counted := &countingReader{r: in}
+	done, err := f.box.guest.Unpack(gctx, r, counted)
+	if err != nil {
+		return UnpackReply{}, cause(gctx, err)
+	}
+	return done, f.changed(ctx, journal.FileWritten, fileFacts{Path: r.Path, User: r.User, Bytes: counted.n, Tree: true}, nil)
 }
 
 // MakeDir makes a directory.

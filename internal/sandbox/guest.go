@@ -34,6 +34,7 @@ type guest interface {
 	Move(ctx context.Context, r guestwire.MoveRequest) (guestwire.FileInfo, error)
 	Remove(ctx context.Context, r guestwire.RemoveRequest) error
 	Chmod(ctx context.Context, r guestwire.ChmodRequest) (guestwire.FileInfo, error)
+	Unpack(ctx context.Context, r guestwire.UnpackRequest, in io.Reader) (guestwire.UnpackReply, error)
 	Watch(ctx context.Context, r guestwire.WatchRequest) (*guestwire.EventStream[guestwire.WatchEvent], error)
 	DialPort(ctx context.Context, r guestwire.DialRequest) (net.Conn, error)
 	Listenings(ctx context.Context) ([]int, error)

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -105,6 +106,15 @@ func (m *Manager) stateOf(ctx context.Context, p Principal, ref string) (rootfs.
 	return rootfs.State{Layer: c.layer}, err
 }
 
+// CommitTree opens the files of a commit for reading. The caller closes it soon: until then no layer is removed.
+func (m *Manager) CommitTree(ctx context.Context, p Principal, ref string) (*rootfs.Tree, error) {
+	c, err := m.GetCommit(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	return m.cfg.Roots.Tree(c.layer)
+}
+
 // Events returns a sandbox's events with a counter greater than after, oldest first, at most limit
 // (0: 1000). Those of stopped sandboxes are kept.
 func (m *Manager) Events(ctx context.Context, p Principal, ref string, after uint64, limit int) ([]journal.Event, error) {
@@ -194,4 +204,29 @@ func (m *Manager) Ports(ctx context.Context, p Principal, ref string) ([]int, er
 	defer cancel()
 	ports, err := b.guest.Listenings(ctx)
 	return ports, cause(ctx, err)
+}
+
+// CommitEnv returns the environment that a sandbox which starts from a commit has: the template's at the bottom,
+// and what was kept with the commit.
+func (m *Manager) CommitEnv(ctx context.Context, p Principal, ref string) (map[string]string, error) {
+	c, err := m.GetCommit(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	env := map[string]string{}
+	all, err := m.cfg.Roots.Templates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range all {
+		if t.Name == c.Spec.Template {
+			for _, kv := range t.Settings.Env {
+				name, value, _ := strings.Cut(kv, "=")
+				env[name] = value
+			}
+		}
+	}
+	kept, err := m.cfg.Roots.LayerEnv(c.layer)
+	maps.Copy(env, kept)
+	return env, err
 }

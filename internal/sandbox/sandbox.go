@@ -90,6 +90,10 @@ type Spec struct {
 	// Contexts are started as soon as the sandbox runs, ahead of their first use; nil: those that the template
 	// names. A create does not wait for them.
 	Contexts []CodeContextSpec `json:"-"`
+	// Service runs from the start on; nil: nothing does.
+	Service *Service `json:",omitempty"`
+	// Image is what the template's image says; commits and forks carry it along. nil: nothing.
+	Image *Settings `json:",omitempty"`
 	// Extra is what the interface that made the sandbox keeps with it. Nothing in this package reads it.
 	Extra map[string]string
 

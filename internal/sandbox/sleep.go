@@ -209,6 +209,10 @@ func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, erro
 	}
 	undo.Release()
 	m.background(func() { m.follow(b, inst) })
+	if err := m.serve(ctx, Principal{ID: b.owner}, b); err != nil {
+		// It runs, with what it was paused with; its owner may look why, and start the service again.
+		m.log.Warn("a resumed sandbox's service is not ready", "sandbox", b.id, "error", err)
+	}
 	return s, nil
 }
 

@@ -108,7 +108,14 @@ func (c *checker) env(env map[string]string) {
 	c.that(size <= maxText, "write large data to a file instead", "env has %d bytes, limit %d", size, maxText)
 }
 
+// user checks a user, perhaps with a group after a colon.
 func (c *checker) user(u string) {
+	if user, group, ok := strings.Cut(u, ":"); ok {
+		c.that(user != "" && group != "", "as in app:app or 1000:1000", "user %s names no user, or no group", quote(u))
+		c.user(user)
+		c.user(group)
+		return
+	}
 	if n, err := strconv.Atoi(u); err == nil {
 		c.that(n >= 0 && n < 1<<16, "", "user %s: a number must lie between 0 and 65535", quote(u))
 		return

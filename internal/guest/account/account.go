@@ -100,6 +100,17 @@ func findGroup(group []byte, who string) (gid uint32, ok bool) {
 // maxID is the last id below the overflow id's double use as "unchanged" (chown(2): -1).
 const maxID = 1<<32 - 2
 
+// Group finds a group by name or number; a number need not have an entry, a name without one is NotFound.
+func (b *Book) Group(who string) (uint32, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	gid, ok := findGroup(b.group.read(groupPath), who)
+	if !ok {
+		return 0, errs.New(errs.NotFound, "no such group in the sandbox: %s", strconv.Quote(who))
+	}
+	return gid, nil
+}
+
 // Names returns the names of a uid and a gid, "" where there are none.
 func (b *Book) Names(uid, gid uint32) (owner, group string) {
 	b.mu.Lock()

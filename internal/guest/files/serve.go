@@ -127,6 +127,8 @@ func (s *server) serve(c *guestwire.Conn, call guestwire.Call) error {
 		return reply(c, job, s.remove)
 	case guestwire.MethodChmod:
 		return reply(c, job, s.chmod)
+	case guestwire.MethodUnpack:
+		return stream(c, job, s.unpack)
 	case guestwire.MethodWatch:
 		return stream(c, job, s.watch)
 	}

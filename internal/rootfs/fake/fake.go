@@ -148,3 +148,8 @@ func (l *Layers) Env(id string) (map[string]string, error) {
 
 // LayerEnv implements sandbox.Roots.
 func (l *Layers) LayerEnv(layer string) (map[string]string, error) { return l.Env(layer) }
+
+// Tree implements sandbox.Roots.
+func (l *Layers) Tree(string) (*rootfs.Tree, error) {
+	return nil, errs.New(errs.Unsupported, "layers of a test hold no files")
+}

@@ -1,0 +1,176 @@
+package template
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"casemate.dev/internal/sandbox"
+)
+
+// runAction runs a command.
+type runAction struct {
+	line string   // for a shell; "": argv holds
+	argv []string // runs as it is
+	// script is what the shell, or the program that its first line names, executes; "": line holds.
+	script string
+	user   string // "": the state's
+	// login uses a login shell, as E2B's builder does.
+	login bool
+	// vars adds ARGs to the environment.
+	vars   bool
+	mounts []mount
+	// offline takes the network away.
+	offline bool
+}
+
+func (a *runAction) prepare(ctx context.Context, x *execution, s *state) (*work, error) {
+	c := command{env: s.env.toMap(), user: or(a.user, s.runUser()), dir: s.runDir()}
+	if a.vars {
+		for name, value := range s.args {
+			if _, set := c.env[name]; !set {
+				c.env[name] = value
+			}
+		}
+	}
+	if _, set := c.env["SOURCE_DATE_EPOCH"]; !set {
+		c.env["SOURCE_DATE_EPOCH"] = strconv.FormatInt(x.epoch().Unix(), 10)
+	}
+	switch {
+	case a.script != "" && !strings.HasPrefix(a.script, "#!"):
+		c.argv = append(slices.Clone(s.shell()), a.script)
+	case a.script != "":
+	case a.login:
+		c.argv = []string{"/bin/bash", "-l", "-c", a.line}
+	case a.line != "":
+		c.argv = append(slices.Clone(s.shell()), a.line)
+	default:
+		c.argv = a.argv
+	}
+	c.shown = "RUN " + or(a.line, strings.Join(a.argv, " "))
+	parts := append([]string{"run", c.user, c.dir, a.script, strconv.FormatBool(a.offline)}, c.argv...)
+	for _, name := range slices.Sorted(maps.Keys(c.env)) {
+		parts = append(parts, name+"="+c.env[name])
+	}
+	placed := make([]*placement, 0, len(a.mounts))
+	for _, m := range a.mounts {
+		p, err := m.prepare(ctx, x, s)
+		if err != nil {
+			return nil, err
+		}
+		placed = append(placed, p)
+		parts = append(parts, p.parts...)
+	}
+	return &work{parts: parts, network: !a.offline, run: func(ctx context.Context, b *box) error {
+		return a.run(ctx, b, c, placed)
+	}}, nil
+}
+
+// run runs the command with what is mounted for it.
+func (a *runAction) run(ctx context.Context, b *box, c command, placed []*placement) error {
+	for _, p := range placed {
+		if err := p.put(ctx, b); err != nil {
+			return err
+		}
+	}
+	if strings.HasPrefix(a.script, "#!") {
+		var name [8]byte
+		_, _ = rand.Read(name[:])
+		file := "/tmp/.run-" + hex.EncodeToString(name[:])
+		r := sandbox.WriteRequest{PathRequest: asRoot(file), Mode: 0o755, Offset: -1, Size: int64(len(a.script)), Parents: true}
+		if _, err := b.files.Write(ctx, r, strings.NewReader(a.script)); err != nil {
+			return err
+		}
+		defer func() { _ = b.files.Remove(ctx, sandbox.RemoveRequest{PathRequest: asRoot(file)}) }()
+		c.argv = []string{file}
+	}
+	if err := b.run(ctx, c); err != nil {
+		return err
+	}
+	for _, p := range slices.Backward(placed) {
+		if err := p.take(ctx, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mount is a place that a command has for itself: it is empty, or shows files of elsewhere, and nothing of it
+// stays. There is no mount: what lies there goes aside meanwhile, in the step's own sandbox.
+type mount struct {
+	target string
+	// source is what it shows; nil: nothing, as a cache that is empty.
+	source *copyAction
+	mode   uint32
+}
+
+// placement is a mount of one step.
+type placement struct {
+	target string
+	parts  []string
+	fill   *work
+	mode   uint32
+	aside  string // where what was there lies meanwhile; "": there was nothing
+	made   string // the topmost directory that was made for it; "": none
+}
+
+func (m mount) prepare(ctx context.Context, x *execution, s *state) (*placement, error) {
+	p := &placement{target: s.resolve(m.target), mode: m.mode}
+	p.parts = []string{"mount", p.target}
+	if m.source == nil {
+		return p, nil
+	}
+	copied := *m.source
+	copied.dest = p.target
+	w, err := copied.prepare(ctx, x, s)
+	if err != nil {
+		return nil, err
+	}
+	p.fill = w
+	p.parts = append(p.parts, w.parts...)
+	return p, nil
+}
+
+// put makes the place.
+func (p *placement) put(ctx context.Context, b *box) error {
+	var err error
+	if p.made, err = b.firstMissing(ctx, path.Dir(p.target)); err != nil {
+		return err
+	}
+	there, err := b.exists(ctx, p.target)
+	if err != nil {
+		return err
+	}
+	if there {
+		p.aside = path.Join(path.Dir(p.target), ".aside-"+path.Base(p.target))
+		if _, err := b.files.Move(ctx, sandbox.MoveRequest{PathRequest: asRoot(p.target), To: p.aside}); err != nil {
+			return err
+		}
+	}
+	if p.fill != nil {
+		return p.fill.run(ctx, b)
+	}
+	r := sandbox.MakeDirRequest{PathRequest: asRoot(p.target), Mode: or(p.mode, 0o755), Parents: true}
+	_, err = b.files.MakeDir(ctx, r)
+	return err
+}
+
+// take removes the place, and brings back what was there.
+func (p *placement) take(ctx context.Context, b *box) error {
+	if err := b.remove(ctx, p.target); err != nil {
+		return err
+	}
+	if p.aside != "" {
+		_, err := b.files.Move(ctx, sandbox.MoveRequest{PathRequest: asRoot(p.aside), To: p.target})
+		return err
+	}
+	if p.made != "" {
+		return b.removeEmpty(ctx, p.made)
+	}
+	return nil
+}
