@@ -102,7 +102,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := h.manager.Close(ctx, true); err != nil {
 			t.Errorf("close manager: %v", err)

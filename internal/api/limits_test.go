@@ -40,7 +40,7 @@ func (h *harness) rawStatus(request string) string {
 		h.t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	_, _ = io.WriteString(conn, request)
 	b, _ := io.ReadAll(conn)
 	if len(b) < 12 {

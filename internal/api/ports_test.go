@@ -284,7 +284,7 @@ func TestTunnel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	_, _ = io.WriteString(conn, "this")
 	_ = conn.(interface{ CloseWrite() error }).CloseWrite() //nolint:forcetypeassert // TCP has it
 	if b, err := io.ReadAll(conn); err != nil || string(b) != "got this" {

@@ -162,7 +162,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := h.manager.Close(ctx, true); err != nil {
 			t.Errorf("close manager: %v", err)

@@ -272,7 +272,7 @@ func TestFileIsSeenWhole(t *testing.T) {
 func TestFileNeverBlocks(t *testing.T) {
 	r := newRunner(t, setup{})
 	r.sh("mkfifo fifo")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, p := range []string{"fifo", "/dev/zero", "/dev/urandom", "/dev/tty", "/dev/null", "/dev/pts/ptmx", "/proc/self/fd", "/home"} {
 		if _, _, err := r.Read(ctx, guestwire.ReadRequest{PathRequest: at(p), Length: -1}); !errs.Is(err, errs.InvalidArgument) {
@@ -569,7 +569,7 @@ func TestFileWorkerIsStopped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the upload hangs")
 	}
 	if got, err := r.read(at("/tmp/up")); err != nil || got != "first second" {
@@ -635,7 +635,7 @@ func TestWatch(t *testing.T) {
 		expect := func(want ...string) {
 			t.Helper()
 			got := map[string]bool{}
-			deadline := time.After(5 * time.Second)
+			deadline := time.After(time.Minute)
 			for _, w := range want {
 				for !got[w] {
 					select {

@@ -16,7 +16,7 @@ import (
 	"casemate.dev/internal/testenv"
 )
 
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // TestSessionHasOneSandbox: the first tools make it, at once or not, and the end of the session takes
 // it away; so over both transports.

@@ -162,7 +162,7 @@ func (s *server) stop(sandboxes bool) {
 		return
 	}
 	s.stopped = true
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := s.Close(ctx, sandboxes); err != nil {
 		s.w.t.Errorf("close manager: %v", err)
@@ -261,7 +261,7 @@ func (s *server) start(id string, spec ProcessSpec) Process {
 
 func (s *server) wait(id, process string) Process {
 	s.w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	p, err := s.WaitProcess(ctx, admin, id, process)
 	if err != nil {

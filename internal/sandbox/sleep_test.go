@@ -126,7 +126,7 @@ func TestPauseFilesSurvivesACrash(t *testing.T) {
 func TestPauseFilesAtTheEnd(t *testing.T) {
 	s := newWorld(t).serve()
 	sb := s.create(admin, Spec{PauseAtEnd: true, PauseFilesOnly: true, Lifetime: time.Second})
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		got, err := s.Get(t.Context(), admin, sb.ID)
 		if err != nil {

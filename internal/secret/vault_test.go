@@ -435,7 +435,7 @@ func TestExternalSources(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { v.Run(ctx); close(done) }()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for get()["file"] != "2" {
 		select {
 		case <-v.Changed():

@@ -178,7 +178,7 @@ func (b *screenBuffer) text() string {
 
 func (b *screenBuffer) waitFor(t *testing.T, text string) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for !strings.Contains(b.text(), text) {
 		select {
 		case <-b.grown:

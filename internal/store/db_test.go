@@ -188,7 +188,7 @@ func TestQueuedWritesAreWrittenWithoutAWaiter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("not written")
 	}
 }

@@ -383,4 +383,4 @@ func nothingOutside(t *testing.T, s *play, box string) {
 }
 
 // patience is how long what happens by itself may take.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute

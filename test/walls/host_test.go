@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait for something that must happen.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // host is a store and a backend as a server has them.
 type host struct {

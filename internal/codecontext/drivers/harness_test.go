@@ -18,7 +18,7 @@ import (
 )
 
 // patience is far more than anything here takes.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // message is what a driver says.
 type message struct {

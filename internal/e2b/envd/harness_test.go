@@ -123,7 +123,7 @@ func newServer(t *testing.T, name string, backend isolation.Backend, r sandbox.R
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := m.Close(ctx, true); err != nil {
 			t.Errorf("close manager: %v", err)

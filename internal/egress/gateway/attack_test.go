@@ -61,7 +61,7 @@ func echoServer(w *world.World, addr string) *atomic.Int64 {
 
 func speak(t *testing.T, c net.Conn, text string) {
 	t.Helper()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, text); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestDefaultDeny(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_, _ = c.Write([]byte("secret"))
 	if _, err := c.Read(make([]byte, 8)); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("UDP: %v", err)
@@ -276,7 +276,7 @@ func TestFronting(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		return tls.Client(c, &tls.Config{ServerName: sni, InsecureSkipVerify: true}).Handshake() //nolint:gosec // an attacker
 	}
 	if err := try("denied.test"); err == nil {
@@ -295,7 +295,7 @@ func TestFronting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_, _ = io.WriteString(c, "SSH-2.0-x\r\n")
 	if _, err := c.Read(make([]byte, 1)); err == nil {
 		t.Error("plain text passed on 443")
@@ -335,7 +335,7 @@ func TestHTTPHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = c.Close() }()
-			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
 			if _, err := io.WriteString(c, bad); err != nil {
 				t.Fatal(err)
 			}
@@ -352,7 +352,7 @@ func TestHTTPHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	r := bufio.NewReader(c)
 	for range 2 {
 		for i := range good {
@@ -422,7 +422,7 @@ func TestLiveChange(t *testing.T) {
 	if err := g.Configure("one", policyOf(t, "allow "+world.Other+":7000")); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("after the change: %v", err)
 	}
@@ -454,7 +454,7 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	// The reset is told to whichever of the two asks first.
 	wrote := make(chan error, 1)
 	go func() { _, err := io.Copy(c, zeroes{}); wrote <- err }()
@@ -583,7 +583,7 @@ func TestBulk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	const size = 64 << 20
 	if _, err := io.CopyN(c, zeroes{}, size); err != nil {
 		t.Fatal(err)

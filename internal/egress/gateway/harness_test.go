@@ -92,7 +92,7 @@ func (b *box) resolve(name string, kind uint16) (*dns.Msg, error) {
 		return nil, err
 	}
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(name), kind)
 	q.SetEdns0(1232, false)

@@ -245,7 +245,7 @@ func TestLeavingEarlyIsNotFree(t *testing.T) {
 	_ = resp.Body.Close()
 	select {
 	case <-gone:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the provider still sends")
 	}
 	if e := w.await(egress.EventModel); len(e) != 1 || !e[0].Estimated || e[0].TokensOut < 20_000/bytesPerToken/2 {

@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen; it is reached only where it does not.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // box is a started and claimed instance.
 type box struct {

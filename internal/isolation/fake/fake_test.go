@@ -33,7 +33,7 @@ func start(t *testing.T, b *fake.Backend) isolation.Instance {
 func run(t *testing.T, i isolation.Instance, src string) (stdout, stderr string, info guestwire.ProcessInfo) {
 	t.Helper()
 	c := guestwire.NewClient(i.Dial)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, s, err := c.Run(ctx, guestwire.RunProcess{
 		Start:  guestwire.StartProcess{ID: id.New(id.Process), Argv: []string{"sh", "-c", src}},
@@ -123,7 +123,7 @@ func TestGuestDies(t *testing.T) {
 		}
 		select {
 		case <-i.Done():
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("%s: the instance goes on", how)
 		}
 		if r := i.Exit().Reason; !strings.HasPrefix(r, "guest_") {

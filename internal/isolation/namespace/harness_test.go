@@ -26,7 +26,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 func testLimits() isolation.Limits {
 	return isolation.Limits{MemoryBytes: 256 << 20, CPUs: 2, Pids: 128, OpenFiles: 256, DiskBytes: 64 << 20}
