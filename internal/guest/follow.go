@@ -33,8 +33,11 @@ func newHangup(c *guestwire.Conn) *hangup {
 // call then.
 func hungUp(c *guestwire.Conn) <-chan struct{} { return newHangup(c).gone }
 
-// stop ends the looking, so that the connection can carry another call.
-func (h *hangup) stop() error {
+// Gone implements contexts.Hangup.
+func (h *hangup) Gone() <-chan struct{} { return h.gone }
+
+// Stop implements contexts.Hangup: it ends the looking, so that the connection can carry another call.
+func (h *hangup) Stop() error {
 	_ = h.c.SetReadDeadline(time.Unix(1, 0))
 	<-h.gone
 	_ = h.c.SetReadDeadline(time.Time{})
@@ -97,7 +100,7 @@ func (g *Guest) follow(c *guestwire.Conn, p *process, r guestwire.OutputRequest)
 	var caller *hangup
 	end := func() error {
 		if caller != nil {
-			if err := caller.stop(); err != nil {
+			if err := caller.Stop(); err != nil {
 				return err
 			}
 		}

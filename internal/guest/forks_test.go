@@ -2,6 +2,8 @@ package guest_test
 
 import (
 	"context"
+	"errors"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +14,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/testenv"
 )
 
 // zygote is a context that is there to be forked.
@@ -22,7 +25,28 @@ func (r *runner) zygote() *interpreter {
 // fork is a context forked from another.
 func (i *interpreter) fork() *interpreter {
 	i.t.Helper()
-	return i.interpreter(func(c *guestwire.CreateContext) { c.Fork, c.Argv, c.Driver = i.id, nil, "" })
+	id := i.serial()
+	info, err := i.forkOne(i.id, id, nil, nil)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	if info.State != guestwire.ContextIdle || info.PID < 2 || info.Starts != 1 || !info.Fork {
+		i.t.Fatalf("new fork is %+v", info)
+	}
+	return &interpreter{i.runner, id}
+}
+
+// forkOne makes one fork of a zygote.
+func (r *runner) forkOne(zygote, id string, layout []string, files []*os.File) (info guestwire.ContextInfo, err error) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	defer cancel()
+	req := guestwire.ForkContexts{Zygote: zygote, IDs: []string{id}}
+	if layout != nil {
+		req.Scopes = [][]string{layout}
+	}
+	var failed error
+	err = r.Fork(ctx, req, files, func(_ string, i guestwire.ContextInfo, err error) { info, failed = i, err })
+	return info, errors.Join(err, failed)
 }
 
 func TestForks(t *testing.T) {
@@ -51,6 +75,58 @@ func TestForks(t *testing.T) {
 	for _, c := range []*interpreter{a, b} {
 		if err := c.DeleteContext(t.Context(), c.id); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestForkBatch: one call makes several forks, another one ends them, and nothing of them is left.
+func TestForkBatch(t *testing.T) {
+	z := newRunner(t, setup{}).zygote()
+	made := map[string]guestwire.ContextInfo{}
+	fork := func(ids ...string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		return z.Fork(ctx, guestwire.ForkContexts{Zygote: z.id, IDs: ids}, nil, func(id string, info guestwire.ContextInfo, err error) {
+			if err != nil {
+				t.Errorf("fork %s: %v", id, err)
+			}
+			made[id] = info
+		})
+	}
+	ids := []string{"a", "b", "c", "d"}
+	if err := fork(ids...); err != nil || len(made) != 4 {
+		t.Fatalf("%d forks, %v", len(made), err)
+	}
+	if made["a"].PID == made["b"].PID {
+		t.Errorf("forks are one process: %+v", made)
+	}
+	if err := fork("a", "e"); err != nil || !made["a"].Attached || made["e"].Attached || len(made) != 5 {
+		t.Errorf("asking again: %+v, %v", made, err)
+	}
+	for _, id := range ids[:3] {
+		if got := (&interpreter{z.runner, id}).run("1+1").text(t); got != "2" {
+			t.Errorf("fork %s shows %s", id, got)
+		}
+	}
+	if err := z.Drop(t.Context(), append(ids, "e", "unknown")); err != nil {
+		t.Fatal(err)
+	}
+	infos, err := z.Contexts(t.Context())
+	if err != nil || len(infos) != 1 {
+		t.Fatalf("%+v, %v", infos, err)
+	}
+	testenv.Eventually(t, 30*time.Second, "the zygote has reaped its forks", func() bool {
+		res := z.sh("cat /proc/" + strconv.Itoa(infos[0].PID) + "/task/*/children")
+		return strings.TrimSpace(string(res.out)) == ""
+	})
+	for name, req := range map[string]guestwire.ForkContexts{
+		"none":           {Zygote: z.id},
+		"no such zygote": {Zygote: "nobody", IDs: []string{"x"}},
+		"scopes":         {Zygote: z.id, IDs: []string{"x"}, Scopes: [][]string{{"tasks"}}},
+		"no id":          {Zygote: z.id, IDs: []string{""}},
+	} {
+		if err := z.Fork(t.Context(), req, nil, func(string, guestwire.ContextInfo, error) {}); err == nil {
+			t.Errorf("%s: no error", name)
 		}
 	}
 }
@@ -106,7 +182,7 @@ func TestForksWithoutZygote(t *testing.T) {
 	if _, err := r.WaitContext(t.Context(), guestwire.WaitContext{ID: z.id, Starts: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.CreateContext(t.Context(), guestwire.CreateContext{ID: "late", Fork: z.id}, nil); errs.KindOf(err) != errs.FailedPrecondition {
+	if _, err := r.forkOne(z.id, "late", nil, nil); errs.KindOf(err) != errs.FailedPrecondition {
 		t.Errorf("a fork of what has ended: %v", err)
 	}
 	// Without control groups it has gone with the zygote, of which it descends.
@@ -133,13 +209,10 @@ say({"ev": "ready"})
 for line in os.fdopen(os.dup(3), "rb"):
     order = json.loads(line)
     if order["op"] == "zygote": say({"ev": "zygote"})
-    if order["op"] == "fork": say({"ev": "forked", "slot": order["slot"], "pid": ` + pid + `})
+    if order["op"] == "fork": say({"ev": "forked", "slot": order["slot"], "pids": [` + pid + `]})
 `
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
-		_, err := r.CreateContext(ctx, guestwire.CreateContext{ID: r.serial(), Fork: z.id}, nil)
-		cancel()
-		if err == nil {
+		if _, err := r.forkOne(z.id, r.serial(), nil, nil); err == nil {
 			t.Errorf("process %s was taken for a fork", pid)
 		}
 		if err := r.DeleteContext(t.Context(), z.id); err != nil {
@@ -184,12 +257,12 @@ while True:
             os.write(fds[0], b'{"ev":"ready"}\n')
             time.sleep(1000)
         for fd in fds: os.close(fd)
-        say({"ev": "forked", "slot": order["slot"], "pid": pid})
+        say({"ev": "forked", "slot": order["slot"], "pids": [pid]})
 `
 			})
 			layout, open := scope(t, "fork")
 			id := r.serial()
-			info, err := r.CreateContext(t.Context(), guestwire.CreateContext{ID: id, Fork: z.id, Scope: layout}, open)
+			info, err := r.forkOne(z.id, id, layout, open)
 			if goes {
 				if err != nil || info.PID == 0 {
 					t.Fatalf("%+v, %v", info, err)

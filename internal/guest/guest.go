@@ -107,7 +107,7 @@ func Serve(ctx context.Context, l net.Listener, cfg Config) error {
 	}
 	g.reaper = newReaper(g.processes.orphaned)
 	g.workers = newWorkers(g)
-	g.contexts = contexts.New(contexts.Config{Launcher: launcher{g}, Hangup: hungUp})
+	g.contexts = contexts.New(contexts.Config{Launcher: launcher{g}, Hangup: func(c *guestwire.Conn) contexts.Hangup { return newHangup(c) }})
 	g.memory = newMemory(2*orDefault(cfg.Output, DefaultOutput) + contexts.Memory + headroom)
 	go g.reaper.run()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
@@ -151,27 +151,32 @@ const acceptPause = 10 * time.Millisecond
 
 // converse serves the calls of a connection, one after the other.
 func (g *Guest) converse(c *guestwire.Conn) {
-	for g.answer(c) {
-		if g.offer(c.Conn) {
+	for {
+		method, kept := g.answer(c)
+		if !kept {
+			_ = c.Close()
+			return
+		}
+		// A connection of code contexts carries nothing that the short way could do.
+		if !contexts.Serves(method) && g.offer(c.Conn) {
 			return
 		}
 	}
-	_ = c.Close()
 }
 
 // answer serves the next call of a connection. It reports whether another may follow.
-func (g *Guest) answer(c *guestwire.Conn) bool {
+func (g *Guest) answer(c *guestwire.Conn) (guestwire.Method, bool) {
 	call, files, err := c.ReadCall()
 	g.memory.begin()
 	defer g.memory.end()
 	if errors.Is(err, io.EOF) {
-		return false
+		return "", false
 	}
 	if err != nil {
 		_ = c.Fail(err)
-		return false
+		return "", false
 	}
-	return g.call(c, call, files)
+	return call.Method, g.call(c, call, files)
 }
 
 // call serves a call. It reports whether another may follow on the connection.

@@ -10,8 +10,9 @@ import (
 )
 
 // Client is the server's half: one typed method for each Method. It is safe for concurrent use. A call
-// dials, and ends with its connection; but Claim and Run keep theirs for the next Run, since dialling and
-// being accepted cost as much as the rest of a short call. Close drops what is kept.
+// dials, and ends with its connection; but Claim and Run keep theirs for the next Run, and RunCode and what
+// concerns forks for the next of these, since dialling and being accepted cost as much as the rest of a short
+// call. Close drops what is kept.
 //
 // When ctx ends, the call's connection is closed and the error is ctx's. A guest may be hostile and
 // never answer, so callers bound every call by ctx. Other errors have a kind of package errs: what
@@ -19,7 +20,8 @@ import (
 // protocol.
 type Client struct {
 	dial func(ctx context.Context) (net.Conn, error)
-	pool pool
+	// processes and codes are apart, since the guest serves the connections of processes in a way of its own.
+	processes, codes pool
 }
 
 // NewClient returns a client that opens its connections with dial.
@@ -28,7 +30,10 @@ func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
 }
 
 // Close drops the connections that are kept. Calls under way go on, and later ones dial.
-func (c *Client) Close() { c.pool.close() }
+func (c *Client) Close() {
+	c.processes.close()
+	c.codes.close()
+}
 
 func (c *Client) begin(ctx context.Context, m Method, body any, files []*os.File) (*exchange, error) {
 	conn, err := c.dial(ctx)
@@ -38,11 +43,16 @@ func (c *Client) begin(ctx context.Context, m Method, body any, files []*os.File
 	return begin(ctx, conn, m, body, files)
 }
 
-// beginKept is begin over a connection that is kept, where there is one, and keeps it afterwards.
-func (c *Client) beginKept(ctx context.Context, m Method, body any, files []*os.File) (*exchange, error) {
+// beginKept is begin over a connection that p keeps, where there is one, and keeps it afterwards.
+func (c *Client) beginKept(ctx context.Context, p *pool, m Method, body any, files []*os.File) (*exchange, error) {
+	return c.beginText(ctx, p, m, body, files, nil)
+}
+
+// beginText is beginKept for a call that text follows, unless that is nil.
+func (c *Client) beginText(ctx context.Context, p *pool, m Method, body any, files []*os.File, text *string) (*exchange, error) {
 	for {
-		x := &exchange{ctx: ctx, pool: &c.pool}
-		k, ok := c.pool.get()
+		x := &exchange{ctx: ctx, pool: p, text: text}
+		k, ok := p.get()
 		if x.conn, x.r, x.used = k.conn, k.r, ok; !ok {
 			var err error
 			if x.conn, err = c.dial(ctx); err != nil {
@@ -50,7 +60,7 @@ func (c *Client) beginKept(ctx context.Context, m Method, body any, files []*os.
 			}
 		}
 		err := x.send(m, body, files)
-		if err != nil && x.used && ctx.Err() == nil && errs.KindOf(err) == errs.Unavailable {
+		if err != nil && x.stale(err) {
 			continue // the guest, or a restore of it, has closed the connection meanwhile
 		}
 		return x, err
@@ -92,7 +102,7 @@ func (c *Client) Env(ctx context.Context) (map[string]string, error) {
 // Claim gives the instance its identity. A second claim fails with FailedPrecondition.
 func (c *Client) Claim(ctx context.Context, r Claim) error {
 	for {
-		x, err := c.beginKept(ctx, MethodClaim, r, nil)
+		x, err := c.beginKept(ctx, &c.processes, MethodClaim, r, nil)
 		if err != nil {
 			return err
 		}
@@ -101,7 +111,7 @@ func (c *Client) Claim(ctx context.Context, r Claim) error {
 			return nil
 		}
 		x.close()
-		if err = x.failed(MethodClaim, err); !x.used || ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
+		if err = x.failed(MethodClaim, err); !x.stale(err) {
 			return err
 		}
 		// A kept connection has broken. Asking again is safe: one is kept only after a claim, so this one fails.
@@ -128,7 +138,7 @@ func (c *Client) Start(ctx context.Context, r StartProcess, files []*os.File) (P
 func (c *Client) Run(ctx context.Context, r RunProcess, files []*os.File) (ProcessInfo, *OutputStream, error) {
 	r.Start = r.Start.escaped()
 	for {
-		x, err := c.beginKept(ctx, MethodRun, r, files)
+		x, err := c.beginKept(ctx, &c.processes, MethodRun, r, files)
 		if err != nil {
 			return ProcessInfo{}, nil, err
 		}
@@ -139,7 +149,7 @@ func (c *Client) Run(ctx context.Context, r RunProcess, files []*os.File) (Proce
 			return info, &OutputStream{x: x, method: MethodRun, next: r.Output.Offset}, nil
 		}
 		x.close()
-		if err = x.failed(MethodRun, err); !x.used || ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
+		if err = x.failed(MethodRun, err); !x.stale(err) {
 			return ProcessInfo{}, nil, err
 		}
 		// A kept connection has broken. Asking again is safe: an id that exists is attached to.

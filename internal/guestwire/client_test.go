@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -174,6 +175,99 @@ func TestClientHostileGuest(t *testing.T) {
 				t.Fatalf("Next: %v (%v), want %v", err, errs.KindOf(err), tt.kind)
 			}
 		})
+	}
+}
+
+// TestForkWords: a guest says one word about each fork that it was asked for, and none about another.
+func TestForkWords(t *testing.T) {
+	word := func(id string) []byte { return AppendFrame(nil, FrameEvent, []byte(`{"id":"`+id+`","info":{}}`)) }
+	end := AppendFrame(nil, FrameEnd, nil)
+	for _, tt := range []struct {
+		name string
+		send [][]byte
+		told int
+		ok   bool
+	}{
+		{"all", [][]byte{word("b"), word("a"), end}, 2, true},
+		{"one of two", [][]byte{word("a"), end}, 1, false},
+		{"twice", [][]byte{word("a"), word("a"), end}, 1, false},
+		{"another", [][]byte{word("x"), end}, 0, false},
+		{"no end", [][]byte{word("a"), word("b")}, 2, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := serve(t, func(c *Conn, _ Call, _ []*os.File) { _, _ = c.Write(bytes.Join(tt.send, nil)) })
+			told := 0
+			err := c.Fork(t.Context(), ForkContexts{IDs: []string{"a", "b"}}, nil, func(string, ContextInfo, error) { told++ })
+			if told != tt.told || (err == nil) != tt.ok {
+				t.Fatalf("%d told, %v", told, err)
+			}
+		})
+	}
+}
+
+// TestRunCodeKeepsItsConnection: runs, forks and drops share a connection; one that the guest has closed
+// meanwhile is replaced.
+func TestRunCodeKeepsItsConnection(t *testing.T) {
+	var dials atomic.Int32
+	serving := func(calls int) *Client {
+		ours := make(chan net.Conn, 8)
+		go func() {
+			for nc := range ours {
+				go func() {
+					defer nc.Close()
+					c := NewConn(nc)
+					for range calls {
+						call, _, err := c.ReadCall()
+						if err != nil {
+							return
+						}
+						if call.Method == MethodContextRun {
+							if text, err := c.ReadText(MaxCode); err != nil || text != "1+1" {
+								return
+							}
+							_ = c.Reply(RunInfo{ID: "r"})
+						}
+						_ = c.End(RunInfo{ID: "r", End: RunCompleted})
+					}
+				}()
+			}
+		}()
+		t.Cleanup(func() { close(ours) })
+		dials.Store(0)
+		return NewClient(func(context.Context) (net.Conn, error) {
+			dials.Add(1)
+			a, b := net.Pipe()
+			ours <- b
+			return a, nil
+		})
+	}
+	call := func(c *Client) {
+		t.Helper()
+		_, s, err := c.RunCode(t.Context(), RunCode{ID: "r", Context: "c"}, "1+1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if _, err := s.Next(); err != io.EOF || s.Info().End != RunCompleted {
+			t.Fatalf("%v, %+v", err, s.Info())
+		}
+		if err := c.Drop(t.Context(), []string{"c"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := serving(100)
+	for range 5 {
+		call(c)
+	}
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d connections for ten calls", n)
+	}
+	c = serving(1)
+	for range 5 {
+		call(c)
+	}
+	if n := dials.Load(); n != 10 {
+		t.Errorf("%d connections for ten calls where the guest closes after each", n)
 	}
 }
 

@@ -19,6 +19,8 @@ const (
 	MethodContextInterrupt Method = "context.interrupt" // RunRef → InterruptReply
 	MethodContextRestart   Method = "context.restart"   // ContextRef → ContextInfo once the new driver is ready
 	MethodContextDelete    Method = "context.delete"    // ContextRef → ok
+	MethodContextFork      Method = "context.fork"      // ForkContexts (+ scopes' files) → FrameEvent(Forked)…, FrameEnd
+	MethodContextDrop      Method = "context.drop"      // ContextRefs → FrameEnd once nothing is left of them
 )
 
 // Bounds of contexts.
@@ -31,6 +33,8 @@ const (
 	MaxContexts = 64
 	// MaxForks bounds those beside them that are forked for one run each.
 	MaxForks = 64
+	// MaxForkBatch bounds the forks of one call.
+	MaxForkBatch = 16
 	// MaxQueued bounds the runs that wait in one context.
 	MaxQueued = 64
 	// DefaultRunBuffer bounds what is kept of one run's items, in bytes.
@@ -56,9 +60,6 @@ type CreateContext struct {
 	// forked from then on.
 	Zygote  bool     `json:"zygote,omitempty"`
 	Imports []string `json:"imports,omitempty"`
-	// Fork makes the context a fork of the interpreter of that zygote, for one run; Argv and Driver are
-	// left out. A context that has had its run takes no other.
-	Fork string `json:"fork,omitempty"`
 	// Scope names the roles of the files passed with this call, as isolation.Scope.Layout gives them.
 	Scope []string `json:"scope,omitempty"`
 }
@@ -104,6 +105,30 @@ type ContextInfo struct {
 // ContextRef names a context.
 type ContextRef struct {
 	ID string `json:"id"`
+}
+
+// ForkContexts makes contexts of forks of a zygote's interpreter, each for one run: a context that has had its
+// run takes no other. An id that exists attaches. Each is told of as soon as it is ready.
+type ForkContexts struct {
+	Zygote string   `json:"zygote"`
+	IDs    []string `json:"ids"`
+	// StartMS is how long they may take until they are ready; default 30000.
+	StartMS int64 `json:"start_ms,omitempty"`
+	// Scopes has the roles of the files of each, which are passed one after the other; none where there
+	// are no scopes.
+	Scopes [][]string `json:"scopes,omitempty"`
+}
+
+// Forked is one of them, or why it did not come to be.
+type Forked struct {
+	ID     string      `json:"id"`
+	Info   ContextInfo `json:"info"`
+	Failed *Failure    `json:"failed,omitempty"`
+}
+
+// ContextRefs names contexts.
+type ContextRefs struct {
+	IDs []string `json:"ids"`
 }
 
 // WaitContext waits until the driver number Starts of a context has ended.
@@ -277,6 +302,11 @@ func (s *ItemStream) Next() (RunItem, error) {
 			err = s.x.failed(s.method, err)
 		}
 		s.err = err
+	}
+	switch {
+	case err == io.EOF:
+		s.x.done()
+	case err != nil:
 		s.x.close()
 	}
 	return item, s.err
@@ -356,6 +386,73 @@ func (c *Client) CreateContext(ctx context.Context, r CreateContext, files []*os
 	return unary[ContextInfo](ctx, c, MethodContextCreate, r, files)
 }
 
+// Fork makes forks of a zygote's interpreter, and calls each with every one that is ready, or with why it did not
+// come to be. It returns once all were told of; an error means that nothing is known of those that were not.
+// The files of the scopes stay the caller's.
+func (c *Client) Fork(ctx context.Context, r ForkContexts, files []*os.File, each func(id string, info ContextInfo, err error)) error {
+	asked := make(map[string]bool, len(r.IDs))
+	for _, id := range r.IDs {
+		asked[id] = true
+	}
+	for {
+		x, err := c.beginKept(ctx, &c.codes, MethodContextFork, r, files)
+		if err != nil {
+			return err
+		}
+		x.buffered()
+		s := &EventStream[Forked]{x: x, method: MethodContextFork}
+		err = hearForks(s, asked, each)
+		s.Close()
+		if err == nil || !x.stale(err) || len(asked) < len(r.IDs) {
+			return err
+		}
+		// A kept connection has broken. Asking again is safe: an id that exists is attached to.
+	}
+}
+
+// hearForks reads until the end, and takes those that were told of out of asked.
+func hearForks(s *EventStream[Forked], asked map[string]bool, each func(id string, info ContextInfo, err error)) error {
+	for {
+		f, err := s.Next()
+		if err == io.EOF && len(asked) == 0 {
+			return nil
+		}
+		if err == io.EOF {
+			return s.x.failed(s.method, broken("no word of %d forks", len(asked)))
+		}
+		if err != nil {
+			return err
+		}
+		if !asked[f.ID] {
+			return s.x.failed(s.method, broken("word of a fork that was not asked for, or told of before"))
+		}
+		delete(asked, f.ID)
+		if f.Failed != nil {
+			each(f.ID, ContextInfo{}, f.Failed.Err())
+		} else {
+			each(f.ID, f.Info, nil)
+		}
+	}
+}
+
+// Drop ends contexts as DeleteContext does; ids that are not known are passed over.
+func (c *Client) Drop(ctx context.Context, ids []string) error {
+	for {
+		x, err := c.beginKept(ctx, &c.codes, MethodContextDrop, ContextRefs{IDs: ids}, nil)
+		if err != nil {
+			return err
+		}
+		if err = x.expect(FrameEnd, nil); err == nil {
+			x.done()
+			return nil
+		}
+		x.close()
+		if err = x.failed(MethodContextDrop, lost(err)); !x.stale(err) {
+			return err
+		}
+	}
+}
+
 // Contexts returns the contexts that the guest knows, oldest first.
 func (c *Client) Contexts(ctx context.Context) ([]ContextInfo, error) {
 	return drained[ContextInfo](ctx, c, MethodContextList, nil, MaxContexts+MaxForks)
@@ -401,26 +498,29 @@ func (c *Client) WaitContext(ctx context.Context, r WaitContext) (ContextInfo, e
 func (c *Client) RunCode(ctx context.Context, r RunCode, code string) (RunInfo, *ItemStream, error) {
 	env := StartProcess{Env: r.Env}.escaped()
 	r.Env = env.Env
-	x, err := c.begin(ctx, MethodContextRun, r, nil)
-	if err != nil {
-		return RunInfo{}, nil, err
-	}
-	var info RunInfo
-	sendErr := sendText(x.conn, code)
-	x.buffered()
-	if err := x.reply(&info); err != nil {
-		x.close()
-		if sendErr != nil && !hasKind(err) {
-			err = sendErr
+	for {
+		x, err := c.beginText(ctx, &c.codes, MethodContextRun, r, nil, &code)
+		if err != nil {
+			return RunInfo{}, nil, err
 		}
-		return RunInfo{}, nil, x.failed(MethodContextRun, err)
+		x.buffered()
+		var info RunInfo
+		if err = x.reply(&info); err == nil {
+			return info, &ItemStream{x: x, method: MethodContextRun, next: r.Items.Offset}, nil
+		}
+		x.close()
+		if x.sent != nil && !hasKind(err) {
+			err = x.sent
+		}
+		if err = x.failed(MethodContextRun, err); !x.stale(err) {
+			return RunInfo{}, nil, err
+		}
+		// A kept connection has broken. Asking again is safe: an id that exists is attached to.
 	}
-	return info, &ItemStream{x: x, method: MethodContextRun, next: r.Items.Offset}, nil
 }
 
-// sendText sends a text as FrameData and FrameEnd, a short one by a single write.
-func sendText(w io.Writer, text string) error {
-	var b []byte
+// sendText sends a text as FrameData and FrameEnd behind a frame, a short one by a single write.
+func sendText(w io.Writer, b []byte, text string) error {
 	for len(text) > 0 {
 		n := min(len(text), ChunkSize)
 		b = appendHeader(b, FrameData, n)

@@ -24,6 +24,10 @@ type exchange struct {
 	once sync.Once
 	pool *pool // where the connection goes after a call that keeps it, or nil
 	used bool  // the connection has carried a call before
+	// text follows the call as FrameData and FrameEnd. A guest that refuses answers before it has read all, and
+	// closes: then sending fails as sent says, but the reason is there to be read.
+	text *string
+	sent error
 }
 
 // begin sends a call over conn, which it owns from here on, on error too. When ctx ends, the
@@ -37,20 +41,25 @@ func begin(ctx context.Context, conn net.Conn, m Method, body any, files []*os.F
 func (x *exchange) send(m Method, body any, files []*os.File) error {
 	conn := x.conn
 	x.stop = context.AfterFunc(x.ctx, func() { _ = conn.Close() })
-	if err := sendCall(conn, m, body, files, x.pool != nil); err != nil {
+	if err := x.sendCall(m, body, files); err != nil {
 		x.close()
 		return x.failed(m, err)
 	}
 	return nil
 }
 
-func sendCall(conn net.Conn, m Method, body any, files []*os.File, keep bool) error {
+// stale reports whether err says no more than that a kept connection has broken.
+func (x *exchange) stale(err error) bool {
+	return x.used && x.ctx.Err() == nil && errs.KindOf(err) == errs.Unavailable
+}
+
+func (x *exchange) sendCall(m Method, body any, files []*os.File) error {
 	b, err := Marshal(body)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
 	frame := make([]byte, headerLen, headerLen+len(b)+128)
-	frame, err = AppendCall(frame, Call{Version: Version, Method: m, Body: b, Keep: keep})
+	frame, err = AppendCall(frame, Call{Version: Version, Method: m, Body: b, Keep: x.pool != nil})
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
@@ -59,11 +68,15 @@ func sendCall(conn net.Conn, m Method, body any, files []*os.File, keep bool) er
 		return errs.New(errs.InvalidArgument, "request is too large: %d bytes, limit %d", n, MaxPayload)
 	}
 	appendHeader(frame[:0], FrameCall, n)
-	if len(files) == 0 {
-		_, err = conn.Write(frame)
-		return err
+	switch {
+	case len(files) > 0:
+		return sendWithFiles(x.conn, frame, files)
+	case x.text != nil:
+		x.sent = sendText(x.conn, frame, *x.text)
+		return nil
 	}
-	return sendWithFiles(conn, frame, files)
+	_, err = x.conn.Write(frame)
+	return err
 }
 
 func sendWithFiles(conn net.Conn, frame []byte, files []*os.File) error {

@@ -361,13 +361,18 @@ type Call struct {
 	Method  Method `json:"method"`
 	Body    []byte `json:"-"` // travels behind the rest, so that it is looked at once
 	// Keep says that another call may follow on the connection, once this one's last frame was read. Only
-	// claim and process.run keep to it; others, and a FrameFail, end the connection as ever.
+	// claim, process.run, context.run, context.fork and context.drop keep to it; others, and a FrameFail, end
+	// the connection as ever.
 	Keep bool `json:"keep,omitempty"`
 }
 
 // Keeps reports whether the connection may carry another call after this one.
 func (c *Call) Keeps() bool {
-	return c.Keep && (c.Method == MethodRun || c.Method == MethodClaim)
+	switch c.Method {
+	case MethodRun, MethodClaim, MethodContextRun, MethodContextFork, MethodContextDrop:
+		return c.Keep
+	}
+	return false
 }
 
 // Failure is the payload of a FrameFail. Kind is a machine word of package errs.

@@ -128,7 +128,7 @@ func (s *EventStream[T]) Next() (T, error) {
 		err = Unmarshal(f.Payload, &v)
 	case f.Kind == FrameEnd:
 		s.err = io.EOF
-		s.x.close()
+		s.x.done()
 		return v, s.err
 	default:
 		err = broken("frame of kind %d in a list", f.Kind)

@@ -37,10 +37,9 @@ type CodeContextSpec struct {
 	// StartTimeout bounds the start of its interpreter; 0: 30 s.
 	StartTimeout time.Duration
 
-	// What follows is for fresh runs: a warm interpreter with what it imports, or the id of the one to fork.
+	// What follows is for fresh runs: a warm interpreter, with what it imports.
 	zygote  bool
 	imports []string
-	fork    string
 }
 
 // CodeContext is a language interpreter that keeps its variables between runs, as callers see it.

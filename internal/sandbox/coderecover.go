@@ -49,7 +49,7 @@ func (m *Manager) forgetFresh(c *codeContext) {
 }
 
 func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.ContextInfo, open map[[2]string]bool) *codeContext {
-	c := &codeContext{id: info.ID, box: b, info: info, started: make(chan struct{}), runs: make(map[string]*codeRun)}
+	c := &codeContext{id: info.ID, box: b, fork: info.Fork, info: info, started: make(chan struct{}), runs: make(map[string]*codeRun)}
 	close(c.started)
 	if scope, err := b.inst.OpenScope(scopePrefix + c.id); err == nil {
 		c.scope = scope

@@ -82,7 +82,7 @@ func (m *Manager) runFresh(ctx context.Context, p Principal, b *box, s CodeSpec,
 	if err != nil {
 		m.dropForkAfter(c, s.ID, keepFork)
 	} else {
-		m.dropForkAfter(c, s.ID, 0)
+		m.spend(c)
 	}
 	return run, err
 }

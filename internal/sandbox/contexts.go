@@ -20,6 +20,8 @@ type codeContext struct {
 	id    string
 	box   *box
 	actor string
+	pool  *freshPool // of a fork that this server has made
+	fork  bool
 
 	// started is closed once the guest has answered; failed then says whether it was refused.
 	started chan struct{}
@@ -95,7 +97,7 @@ func (m *Manager) createContext(ctx context.Context, p Principal, b *box, s Code
 		b.mu.Unlock()
 		return other, true, other.await(ctx)
 	}
-	if len(b.codes) >= guestwire.MaxContexts && s.fork == "" {
+	if b.lastingLocked() >= guestwire.MaxContexts {
 		b.mu.Unlock()
 		return nil, false, errs.New(errs.ResourceExhausted, "the sandbox has its %d contexts already", guestwire.MaxContexts).
 			WithHint("delete one that is not needed")
@@ -113,6 +115,17 @@ func (m *Manager) createContext(ctx context.Context, p Principal, b *box, s Code
 	}
 	close(c.started)
 	return c, false, err
+}
+
+// lastingLocked returns how many contexts there are beside forks.
+func (b *box) lastingLocked() int {
+	n := 0
+	for _, c := range b.codes {
+		if !c.fork {
+			n++
+		}
+	}
+	return n
 }
 
 // warm starts the contexts that a new sandbox is to have, and waits for none. One that does not come up is
@@ -170,7 +183,7 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	info, err := b.guest.CreateContext(ctx, guestwire.CreateContext{
 		ID: c.id, Language: d.Language, Argv: d.Argv, Env: s.Env, Dir: s.Dir, User: s.User,
 		Driver: string(d.Source), StartMS: limit.Milliseconds(), Scope: scope.Layout(),
-		Zygote: s.zygote, Imports: s.imports, Fork: s.fork,
+		Zygote: s.zygote, Imports: s.imports,
 	}, scope.Files())
 	if err != nil {
 		err = cause(ctx, err)
@@ -190,9 +203,6 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	b.mu.Lock()
 	c.info = info
 	b.mu.Unlock()
-	if s.fork != "" {
-		return nil // its run tells all that there is to it
-	}
 	m.recordContext(c, journal.ContextCreated, c.actor, contextFacts{
 		Context: c.id, Language: d.Language, Dir: s.Dir, User: s.User, Env: names(s.Env), Imports: s.imports,
 	}, info)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -21,9 +22,11 @@ import (
 const (
 	// freshAhead is how many forks wait in a pool. Each has about a megabyte of its own.
 	freshAhead = 8
-	// freshAtOnce is how many forks for a pool are under way at a time: one is forked while another one
-	// makes itself ready.
-	freshAtOnce = 2
+	// freshBatch is how many are forked by one call, and how many that have had their run are thrown away by
+	// one: what server, guest and warm interpreter do for one costs as much as the fork.
+	freshBatch = 4
+	// freshRest is how long one that has had its run waits at most for others to be thrown away with.
+	freshRest = 50 * time.Millisecond
 	// freshPools bounds the warm interpreters of a sandbox, one for each set of imports.
 	freshPools = 4
 	// maxImports bounds the modules that one has imported.
@@ -37,7 +40,16 @@ type freshPool struct {
 	err    error // set before ready is closed
 	zygote string
 	forks  chan *codeContext
-	making chan struct{} // a token for each fork that is under way
+
+	// What follows is guarded by box.mu.
+	making *forking // what is under way, nil for nothing
+	spent  []*codeContext
+}
+
+// forking is the filling of a pool.
+type forking struct {
+	done chan struct{}
+	err  error // set before done is closed
 }
 
 // poolName tells sets of imports apart.
@@ -56,7 +68,7 @@ func moduleName(s string) bool {
 	return len(s) <= 128
 }
 
-// freshContext takes a fork for one run. The caller gives it back by dropFork.
+// freshContext takes a fork for one run. The caller gives it back by spend.
 func (m *Manager) freshContext(ctx context.Context, p Principal, b *box, s CodeSpec) (*codeContext, error) {
 	d, err := drivers.Find(or(s.Language, defaultLanguage))
 	if err != nil {
@@ -71,15 +83,8 @@ func (m *Manager) freshContext(ctx context.Context, p Principal, b *box, s CodeS
 		if err != nil {
 			return nil, err
 		}
-		select {
-		case c := <-pool.forks:
-			m.background(func() { m.refill(p, b, pool) })
-			return c, nil
-		default:
-		}
-		c, err := m.fork(ctx, p, b, pool)
+		c, err := m.takeFork(ctx, p, b, pool)
 		if err == nil {
-			m.background(func() { m.refill(p, b, pool) })
 			return c, nil
 		}
 		// The warm interpreter may have been killed by what runs beside it: one more is made.
@@ -105,7 +110,7 @@ func (m *Manager) freshPool(ctx context.Context, p Principal, b *box, d drivers.
 		if b.fresh == nil {
 			b.fresh = make(map[string]*freshPool)
 		}
-		pool = &freshPool{name: name, ready: make(chan struct{}), forks: make(chan *codeContext, freshAhead), making: make(chan struct{}, freshAtOnce)}
+		pool = &freshPool{name: name, ready: make(chan struct{}), forks: make(chan *codeContext, freshAhead)}
 		b.fresh[name] = pool
 	}
 	b.mu.Unlock()
@@ -127,52 +132,156 @@ func (m *Manager) freshPool(ctx context.Context, p Principal, b *box, d drivers.
 	}
 }
 
+// dropPool throws away a warm interpreter and the forks of it that wait.
 func (m *Manager) dropPool(b *box, pool *freshPool) {
 	b.mu.Lock()
 	if b.fresh[pool.name] == pool {
 		delete(b.fresh, pool.name)
 	}
-	c := b.codes[pool.zygote]
+	var all []*codeContext
+	if c := b.codes[pool.zygote]; c != nil {
+		all = append(all, c)
+	}
 	b.mu.Unlock()
-	if c != nil {
-		m.background(func() { m.dropFork(c) })
+	for {
+		select {
+		case c := <-pool.forks:
+			all = append(all, c)
+			continue
+		default:
+		}
+		break
+	}
+	m.background(func() { m.dropForks(b, all) })
+}
+
+// takeFork takes a fork that waits, or the first one that is made.
+func (m *Manager) takeFork(ctx context.Context, p Principal, b *box, pool *freshPool) (*codeContext, error) {
+	var failed error
+	for {
+		select {
+		case c := <-pool.forks:
+			m.forkAhead(p, b, pool)
+			return c, nil
+		default:
+		}
+		if failed != nil {
+			return nil, failed
+		}
+		work := m.forkAhead(p, b, pool)
+		if work == nil {
+			continue // others have filled it meanwhile
+		}
+		select {
+		case c := <-pool.forks:
+			m.forkAhead(p, b, pool)
+			return c, nil
+		case <-work.done:
+			failed = work.err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 }
 
-// fork makes a context of a warm interpreter.
-func (m *Manager) fork(ctx context.Context, p Principal, b *box, pool *freshPool) (*codeContext, error) {
-	c, _, err := m.createContext(ctx, p, b, CodeContextSpec{ID: id.New(id.Context), Language: defaultLanguage, fork: pool.zygote}, drivers.Driver{Language: defaultLanguage})
-	return c, err
+// forkAhead fills a pool in the background where a batch has room in it, and returns what is under way.
+func (m *Manager) forkAhead(p Principal, b *box, pool *freshPool) *forking {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if pool.making != nil || cap(pool.forks)-len(pool.forks) < freshBatch {
+		return pool.making
+	}
+	work := &forking{done: make(chan struct{})}
+	pool.making = work
+	begun := m.background(func() {
+		for work.err == nil && cap(pool.forks)-len(pool.forks) >= freshBatch {
+			work.err = m.fork(p, b, pool)
+		}
+		b.mu.Lock()
+		pool.making = nil
+		b.mu.Unlock()
+		close(work.done)
+	})
+	if !begun {
+		pool.making, work.err = nil, shuttingDown()
+		close(work.done)
+	}
+	return work
 }
 
-// refill forks ahead until the pool is full.
-func (m *Manager) refill(p Principal, b *box, pool *freshPool) {
-	for m.forkAhead(p, b, pool) {
+// fork adds a batch of forks to a pool, each as soon as it is ready.
+func (m *Manager) fork(p Principal, b *box, pool *freshPool) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(m.ctx), startDefault+startSlack,
+		errs.New(errs.DeadlineExceeded, "the guest did not answer within %s", startDefault+startSlack))
+	defer cancel()
+	r := guestwire.ForkContexts{Zygote: pool.zygote, StartMS: startDefault.Milliseconds()}
+	var files []*os.File
+	made := make(map[string]*codeContext, freshBatch)
+	for range freshBatch {
+		c := &codeContext{
+			id: id.New(id.Context), box: b, actor: p.ID, pool: pool, fork: true,
+			started: make(chan struct{}), runs: make(map[string]*codeRun),
+		}
+		scope, err := b.inst.NewScope(ctx, scopePrefix+c.id)
+		if err != nil {
+			m.unmade(made, err)
+			return errs.Wrap(err, errs.KindOf(err), "cannot make a fresh run's control group")
+		}
+		c.scope = scope
+		made[c.id] = c
+		r.IDs, r.Scopes, files = append(r.IDs, c.id), append(r.Scopes, scope.Layout()), append(files, scope.Files()...)
 	}
-}
-
-// forkAhead adds a fork to a pool. It reports false where there are enough, those under way included, or
-// none can be had: the next run tells why.
-func (m *Manager) forkAhead(p Principal, b *box, pool *freshPool) bool {
-	select {
-	case pool.making <- struct{}{}:
-	default:
-		return false
+	b.mu.Lock()
+	if b.codes == nil {
+		b.codes = make(map[string]*codeContext)
 	}
-	defer func() { <-pool.making }()
-	if len(pool.forks)+len(pool.making) > cap(pool.forks) {
-		return false
+	for name, c := range made {
+		b.codes[name] = c
 	}
-	c, err := m.fork(m.ctx, p, b, pool)
+	b.mu.Unlock()
+	var refused error
+	err := b.guest.Fork(ctx, r, files, func(name string, info guestwire.ContextInfo, err error) {
+		c := made[name]
+		delete(made, name)
+		if err != nil {
+			refused = err
+			m.unmade(map[string]*codeContext{name: c}, err)
+			return
+		}
+		m.forked(c, info)
+	})
 	if err != nil {
-		return false
+		err = cause(ctx, err)
+		m.unmade(made, err)
+		return err
 	}
+	return refused
+}
+
+// forked puts a fork that is ready into its pool.
+func (m *Manager) forked(c *codeContext, info guestwire.ContextInfo) {
+	c.box.mu.Lock()
+	c.info = believedContext(info)
+	c.box.mu.Unlock()
+	close(c.started)
 	select {
-	case pool.forks <- c:
-		return true
+	case c.pool.forks <- c:
 	default:
-		m.dropFork(c)
-		return false
+		m.background(func() { m.dropForks(c.box, []*codeContext{c}) })
+	}
+}
+
+// unmade forgets forks that did not come to be, or of which nothing is known.
+func (m *Manager) unmade(all map[string]*codeContext, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
+	defer cancel()
+	for _, c := range all {
+		if c.scope != nil && !refusal(err) {
+			_ = c.scope.Kill(ctx) // so that nothing runs unknown
+		}
+		c.failed = err
+		c.drop()
+		close(c.started)
 	}
 }
 
@@ -190,31 +299,74 @@ func (m *Manager) dropForkAfter(c *codeContext, runID string, after time.Duratio
 				return
 			}
 		}
-		if after > 0 {
-			late := time.NewTimer(after)
-			defer late.Stop()
-			select {
-			case <-late.C:
-			case <-c.box.ended:
-			case <-m.ctx.Done():
-				return
-			}
-		}
-		m.dropFork(c)
+		m.linger(c.box, after)
+		m.spend(c)
 	})
 }
 
-// dropFork ends a context that nobody is told about.
-func (m *Manager) dropFork(c *codeContext) {
+// spend throws a fork away that has had its run, together with others.
+func (m *Manager) spend(c *codeContext) {
+	b, pool := c.box, c.pool
+	if pool == nil { // of an earlier server
+		m.dropForks(b, []*codeContext{c})
+		return
+	}
+	take := func(least int) []*codeContext {
+		if len(pool.spent) < least {
+			return nil
+		}
+		all := pool.spent
+		pool.spent = nil
+		return all
+	}
+	b.mu.Lock()
+	pool.spent = append(pool.spent, c)
+	first, all := len(pool.spent) == 1, take(freshBatch)
+	b.mu.Unlock()
+	if first {
+		m.background(func() {
+			m.linger(b, freshRest)
+			b.mu.Lock()
+			all := take(1)
+			b.mu.Unlock()
+			m.dropForks(b, all)
+		})
+	}
+	if all != nil {
+		m.background(func() { m.dropForks(b, all) })
+	}
+}
+
+// linger waits, but not beyond the end of the box or of the Manager.
+func (m *Manager) linger(b *box, d time.Duration) {
+	late := time.NewTimer(d)
+	defer late.Stop()
+	select {
+	case <-late.C:
+	case <-b.ended:
+	case <-m.ctx.Done():
+	}
+}
+
+// dropForks ends contexts that nobody is told about.
+func (m *Manager) dropForks(b *box, all []*codeContext) {
+	if len(all) == 0 {
+		return
+	}
+	ids := make([]string, len(all))
+	for i, c := range all {
+		ids[i] = c.id
+	}
 	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
 	defer cancel()
-	err := c.box.guest.DeleteContext(ctx, c.id)
-	if err != nil && !errs.Is(err, errs.NotFound) {
+	if err := b.guest.Drop(ctx, ids); err != nil {
 		return // the guest is gone, or the sandbox is paused: what is left goes with it
 	}
-	m.endRuns(c, RunCanceled)
-	if scope := c.takeOut(); scope != nil && !scope.Recycle() {
-		_ = scope.Close()
+	for _, c := range all {
+		m.endRuns(c, RunCanceled)
+		if scope := c.takeOut(); scope != nil && !scope.Recycle() {
+			_ = scope.Close()
+		}
 	}
 }
 

@@ -48,6 +48,8 @@ type guest interface {
 	Interrupt(ctx context.Context, r guestwire.RunRef) (guestwire.InterruptReply, error)
 	RestartContext(ctx context.Context, id string) (guestwire.ContextInfo, error)
 	DeleteContext(ctx context.Context, id string) error
+	Fork(ctx context.Context, r guestwire.ForkContexts, files []*os.File, each func(id string, info guestwire.ContextInfo, err error)) error
+	Drop(ctx context.Context, ids []string) error
 	Close()
 }
 

@@ -36,14 +36,16 @@
 // # Fresh runs
 //
 // A Python driver becomes a zygote by {"op":"zygote","imports":["numpy"]}, which it answers by
-// {"ev":"zygote","failed":{},"pid":P}. It runs no code from then on. {"op":"fork","slot":N}, sent with three
-// descriptors (a control socket, a stdout, a stderr), forks a child that says {"ev":"ready"} on its own
-// control socket and waits for one run; the zygote says {"ev":"forked","slot":N,"pid":P}. So the guest can
-// put the child into a scope of its own before it gets any code. With "place":true a fourth descriptor comes
-// along, to which the child writes "0" before it is ready: that puts it there, and the guest looks whether it
-// did. After the run it leaves by itself.
+// {"ev":"zygote","failed":{},"pid":P}. It runs no code from then on. {"op":"fork","slots":[N,M]}, sent with
+// three descriptors for each slot (a control socket, a stdout, a stderr), forks children, each of which says
+// {"ev":"ready"} on its own control socket and waits for one run; the zygote says
+// {"ev":"forked","slot":N,"pids":[P,Q]}, with fewer pids and "error" where it could not fork all. So the guest
+// can put the children into scopes of their own before they get any code. With "place":true a fourth descriptor
+// comes along, to which the child writes "0" before it is ready: that puts it there, and the guest looks
+// whether it did. After the run a child leaves by itself.
 // {"op":"reap","slot":N} waits for its end and is answered by {"ev":"reaped","slot":N,"pid":P,"code":0} or
-// "signal"; until then the pid can't be anybody else's. A child has its own random numbers, but the
+// "signal"; until then the pid can't be anybody else's. "forget":[N], in an order of any kind, does that for
+// several and is not answered. A child has its own random numbers, but the
 // zygote's seed of hash(): no fork can change that one.
 //
 // # Other kernels

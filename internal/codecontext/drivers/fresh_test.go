@@ -28,7 +28,7 @@ func (c *context) fork(slot int) child {
 		k.pipes[name] = r
 		fds = append(fds, int(w.Fd()))
 	}
-	line, err := json.Marshal(map[string]any{"op": "fork", "slot": slot})
+	line, err := json.Marshal(map[string]any{"op": "fork", "slots": []int{slot}})
 	must(c.t, err)
 	raw, err := c.control.SyscallConn()
 	must(c.t, err)
@@ -40,15 +40,15 @@ func (c *context) fork(slot int) child {
 	must(c.t, sent)
 	theirs.Close()
 	forked := c.next("forked")
-	if forked.Slot != slot {
-		c.t.Errorf("slot %d, want %d", forked.Slot, slot)
+	if forked.Slot != slot || len(forked.PIDs) != 1 {
+		c.t.Fatalf("slot %d with pids %v, want %d", forked.Slot, forked.PIDs, slot)
 	}
 	k.follow()
 	k.ready = k.next("ready").message
-	if k.ready.PID != forked.PID {
-		c.t.Errorf("pids %d and %d", k.ready.PID, forked.PID)
+	if k.ready.PID != forked.PIDs[0] {
+		c.t.Errorf("pids %d and %d", k.ready.PID, forked.PIDs[0])
 	}
-	return child{k, slot, forked.PID}
+	return child{k, slot, k.ready.PID}
 }
 
 // reap waits for a child's end.

@@ -35,6 +35,7 @@ type message struct {
 	Version   string                     `json:"version"`
 	IPython   bool                       `json:"ipython"`
 	PID       int                        `json:"pid"`
+	PIDs      []int                      `json:"pids"`
 	ExitCode  int                        `json:"exit_code"`
 	Left      bool                       `json:"left"`
 	Slot      int                        `json:"slot"`

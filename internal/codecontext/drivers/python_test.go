@@ -1,6 +1,7 @@
 package drivers
 
 import (
+	"os"
 	"strings"
 	"testing"
 )
@@ -39,6 +40,30 @@ func TestPythonBasics(t *testing.T) {
 		} {
 			if got := c.run(s.code).order(); got != s.want {
 				t.Errorf("%q: %q, want %q", s.code, got, s.want)
+			}
+		}
+	})
+}
+
+// TestPythonShowsAtOnce: the value of a cell's last expression goes out together with the run's end, but what is
+// shown before does not wait.
+func TestPythonShowsAtOnce(t *testing.T) {
+	eachPython(t, func(t *testing.T, _ interpreter, c *context) {
+		sign := t.TempDir() + "/sign"
+		c.run("import os, sys, time\ndef wait():\n    while not os.path.exists('" + sign + "'): time.sleep(0.01)\n    os.remove('" + sign + "')")
+		for _, code := range []string{
+			"sys.displayhook(5) or wait()",
+			"def f():\n    sys.displayhook(5)\n    wait()\nf()",
+			"exec(compile('5', 'x', 'single')) or wait()",
+			"display(5); wait()",
+		} {
+			c.start(code)
+			if got := c.next("result").shown(); got != "5" {
+				t.Errorf("%q: %s", code, got)
+			}
+			must(t, os.WriteFile(sign, nil, 0o600))
+			if o := c.wait(); o.err != nil {
+				t.Errorf("%q: %s", code, o.err.Traceback)
 			}
 		}
 	})

@@ -2,6 +2,7 @@ package contexts
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -118,7 +119,7 @@ func (r *running) kill(cause guestwire.RunEnd) {
 		r.killed = true
 		r.kills.Go(func() {
 			_ = r.c.place.Kill()
-			if r.c.req.Fork != "" {
+			if r.c.zygote != nil {
 				_ = r.d.Signal(unix.SIGKILL) // one that did not come up may be on its way there
 			}
 		})
@@ -258,12 +259,16 @@ func (r *running) listen() {
 	in := bufio.NewReaderSize(r.d.Control, 16<<10)
 	var buf []byte
 	for {
+		known, _ := in.Peek(in.Buffered())
+		taken := bytes.IndexByte(known, '\n') >= 0 // what was printed before it is taken already
 		line, err := readLine(in, &buf, guestwire.MaxItem)
 		if err != nil && !errors.Is(err, errLong) {
 			return
 		}
 		for i := range r.pipes {
-			r.drain(&r.pipes[i])
+			if !taken {
+				r.drain(&r.pipes[i])
+			}
 		}
 		if err != nil {
 			r.tooLong()

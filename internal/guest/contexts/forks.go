@@ -30,6 +30,7 @@ type forks struct {
 	zygote  *running
 	next    int
 	waiting map[int]chan message // by slot; 0 is the answer to "zygote"
+	dead    []int                // slots of those that have ended after their run, and are to be reaped
 }
 
 const (
@@ -113,66 +114,113 @@ func (f *forks) say(z *running, o order, files []*os.File) error {
 	return err
 }
 
-// fork makes a driver for c by forking the zygote.
-func (f *forks) fork(c *interpreter, d *running) (*Driver, error) {
-	f.mu.Lock()
-	z := f.zygote
-	f.next++
-	slot := f.next
-	f.mu.Unlock()
-	if z == nil {
-		return nil, errs.New(errs.FailedPrecondition, "context %s is not ready to be forked", quote(f.c.id))
-	}
-	ours, theirs, err := c.set.cfg.Launcher.Ends()
-	if err != nil {
-		return nil, err
-	}
-	pid, err := f.ask(z, slot, theirs, c.set.cfg.Launcher.Door(c.place))
-	closeFiles(theirs)
-	if err == nil {
-		if err = c.set.cfg.Launcher.Enter(pid, z.d.PID, c.place); err != nil {
-			err = errs.Wrap(err, errs.Internal, "the fork could not be placed: %v", err)
-		}
-	}
-	var watch *os.File
-	if err == nil {
-		watch, err = openPidfd(pid)
-	}
-	if err != nil {
-		closeDriver(ours)
-		return nil, err
-	}
-	ours.PID, ours.Dir, ours.User = pid, z.d.Dir, z.d.User
-	p := &forked{f: f, z: z, slot: slot, pid: pid}
-	ours.Signal = p.signal
-	go p.follow(watch, d.ended)
-	return ours, nil
+// pending is a fork that is under way.
+type pending struct {
+	c     *interpreter
+	d     *running
+	slot  int
+	ours  *Driver
+	files []*os.File // the fork's, in the order that become_child of the driver takes them
 }
 
-// ask has the zygote fork, and returns the pid. The fork goes through the door by itself where there is
-// one: for a process that moves another one the kernel stops all that fork and end, and waits until
-// every processor has noticed, which takes milliseconds (kernel/cgroup/cgroup.c, cgroup_attach_lock).
-func (f *forks) ask(z *running, slot int, files []*os.File, door *os.File) (int, error) {
-	answer := f.expect(slot)
-	defer f.forget(slot)
-	if door != nil {
-		files = append(slices.Clip(files), door)
+// fork makes the drivers of contexts by forking the zygote, all by one order: its own work for one costs as much
+// as the fork. Each is told to told, or why it was not made.
+func (f *forks) fork(all []*interpreter, told func(*interpreter, *running, error)) {
+	f.mu.Lock()
+	z := f.zygote
+	f.mu.Unlock()
+	var asked []*pending
+	for _, c := range all {
+		p := &pending{c: c, d: c.starting()}
+		var err error
+		if z == nil {
+			err = errs.New(errs.FailedPrecondition, "context %s is not ready to be forked", quote(f.c.id))
+		} else {
+			p.ours, p.files, err = c.set.cfg.Launcher.Ends()
+		}
+		if err != nil {
+			c.began(p.d, nil, err)
+			told(c, p.d, err)
+			continue
+		}
+		asked = append(asked, p)
 	}
-	if err := f.say(z, order{Op: "fork", Slot: slot, Place: door != nil}, files); err != nil {
-		return 0, errs.Wrap(err, errs.FailedPrecondition, "the interpreter that is to be forked has ended")
+	if len(asked) == 0 {
+		return
+	}
+	pids, err := f.ask(z, asked)
+	for i, p := range asked {
+		closeFiles(p.files)
+		failed := err
+		if i < len(pids) {
+			failed = f.enter(z, p, pids[i])
+		} else if failed == nil {
+			failed = errs.New(errs.ResourceExhausted, "the interpreter could not be forked")
+		}
+		if failed != nil {
+			closeDriver(p.ours)
+		}
+		p.c.began(p.d, p.ours, failed)
+		told(p.c, p.d, failed)
+	}
+}
+
+// enter takes what the zygote calls its fork for the driver of p, after it was looked at.
+func (f *forks) enter(z *running, p *pending, pid int) error {
+	if err := p.c.set.cfg.Launcher.Enter(pid, z.d.PID, p.c.place); err != nil {
+		return errs.Wrap(err, errs.Internal, "the fork could not be placed: %v", err)
+	}
+	watch, err := openPidfd(pid)
+	if err != nil {
+		return err
+	}
+	p.ours.PID, p.ours.Dir, p.ours.User = pid, z.d.Dir, z.d.User
+	k := &forked{f: f, z: z, c: p.c, slot: p.slot, pid: pid}
+	p.ours.Signal = k.signal
+	go k.follow(watch, p.d.ended)
+	return nil
+}
+
+// ask has the zygote fork, and returns the pids, as many as it could. The forks go through the door by
+// themselves where there is one: for a process that moves another one the kernel stops all that fork and end,
+// and waits until every processor has noticed, which takes milliseconds (kernel/cgroup/cgroup.c,
+// cgroup_attach_lock).
+func (f *forks) ask(z *running, asked []*pending) ([]int, error) {
+	o := order{Op: "fork"}
+	var files []*os.File
+	f.mu.Lock()
+	for _, p := range asked {
+		f.next++
+		p.slot = f.next
+		o.Slots = append(o.Slots, p.slot)
+		files = append(files, p.files...)
+		if door := p.c.set.cfg.Launcher.Door(p.c.place); door != nil {
+			files, o.Place = append(files, door), true
+		}
+	}
+	o.Forget, f.dead = f.dead, nil
+	f.mu.Unlock()
+	o.Slot = o.Slots[0]
+	answer := f.expect(o.Slot)
+	defer f.forget(o.Slot)
+	if err := f.say(z, o, files); err != nil {
+		return nil, errs.Wrap(err, errs.FailedPrecondition, "the interpreter that is to be forked has ended")
 	}
 	late := time.NewTimer(forkLimit)
 	defer late.Stop()
 	select {
 	case m := <-answer:
-		if m.Ev != evForked || m.PID < 2 {
-			return 0, errs.New(errs.ResourceExhausted, "the interpreter could not be forked: %s", m.Error)
+		if m.Ev != evForked || len(m.PIDs) > len(asked) || slices.ContainsFunc(m.PIDs, func(pid int) bool { return pid < 2 }) {
+			return nil, errs.New(errs.Internal, "the interpreter that is to be forked broke its protocol")
 		}
-		return m.PID, nil
+		if len(m.PIDs) < len(asked) {
+			return m.PIDs, errs.New(errs.ResourceExhausted, "the interpreter could not be forked: %s", m.Error)
+		}
+		return m.PIDs, nil
 	case <-z.gone:
-		return 0, errs.New(errs.FailedPrecondition, "the interpreter that is to be forked has ended")
+		return nil, errs.New(errs.FailedPrecondition, "the interpreter that is to be forked has ended")
 	case <-late.C:
-		return 0, errs.New(errs.DeadlineExceeded, "the interpreter did not fork within %s", forkLimit)
+		return nil, errs.New(errs.DeadlineExceeded, "the interpreter did not fork within %s", forkLimit)
 	}
 }
 
@@ -186,6 +234,7 @@ func closeDriver(d *Driver) {
 type forked struct {
 	f    *forks
 	z    *running
+	c    *interpreter
 	slot int
 	pid  int
 
@@ -210,6 +259,11 @@ func (p *forked) follow(watch *os.File, ended func(Exit)) {
 	p.mu.Lock()
 	p.reaped = true
 	p.mu.Unlock()
+	if p.c.spent() {
+		p.f.bury(p.slot)
+		ended(Exit{End: guestwire.EndLost}) // nobody is told: its run has had its end
+		return
+	}
 	answer := p.f.expect(p.slot)
 	defer p.f.forget(p.slot)
 	exit := Exit{End: guestwire.EndLost}
@@ -230,6 +284,24 @@ func (p *forked) follow(watch *os.File, ended func(Exit)) {
 		}
 	}
 	ended(exit)
+}
+
+// bury has a fork that has ended reaped, together with others.
+func (f *forks) bury(slot int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dead = append(f.dead, slot)
+}
+
+// reapAll has all reaped that are to be.
+func (f *forks) reapAll() {
+	f.mu.Lock()
+	z, dead := f.zygote, f.dead
+	f.dead = nil
+	f.mu.Unlock()
+	if z != nil && len(dead) > 0 {
+		_ = f.say(z, order{Op: "forget", Forget: dead}, nil) // a zygote that is gone leaves them to the guest
+	}
 }
 
 // openPidfd returns a file that becomes readable when the process has ended.

@@ -27,8 +27,9 @@ type interpreter struct {
 	failed error         // set before ready is closed
 	// life is held, by a token in it, by what ends or replaces the driver.
 	life chan struct{}
-	// forks is set for a zygote.
-	forks *forks
+	// forks is set for a zygote, and zygote for a fork.
+	forks  *forks
+	zygote *interpreter
 
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -44,12 +45,12 @@ type interpreter struct {
 	deleted bool
 }
 
-func newInterpreter(s *Set, r guestwire.CreateContext) *interpreter {
+func newInterpreter(s *Set, r guestwire.CreateContext, zygote *interpreter) *interpreter {
 	c := &interpreter{
-		set: s, id: r.ID, req: r, ready: make(chan struct{}), life: make(chan struct{}, 1),
+		set: s, id: r.ID, req: r, zygote: zygote, ready: make(chan struct{}), life: make(chan struct{}, 1),
 		runs: make(map[string]*run), changed: make(chan struct{}),
 		info: guestwire.ContextInfo{
-			ID: r.ID, Language: r.Language, Zygote: r.Zygote, Fork: r.Fork != "", State: guestwire.ContextStarting, Created: time.Now().UnixNano(),
+			ID: r.ID, Language: r.Language, Zygote: r.Zygote, Fork: zygote != nil, State: guestwire.ContextStarting, Created: time.Now().UnixNano(),
 		},
 	}
 	if r.Zygote {
@@ -71,26 +72,44 @@ func (c *interpreter) snapshot() guestwire.ContextInfo {
 
 // launch starts a driver and waits until it is ready. The caller holds life, or is create.
 func (c *interpreter) launch() error {
+	d := c.starting()
+	started, err := c.set.cfg.Launcher.Launch(&c.req, c.place, d.ended)
+	c.began(d, started, err)
+	if err != nil {
+		return err
+	}
+	return c.comeUp(d)
+}
+
+// starting makes the entry of a driver that is to be started.
+func (c *interpreter) starting() *running {
 	d := newRunning(c)
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.info.State = guestwire.ContextStarting
 	c.info.End, c.info.Code, c.info.Signal = "", 0, 0
 	c.driver = d
-	c.mu.Unlock()
-	started, err := c.startDriver(d)
+	return d
+}
+
+// began follows a driver that was started, unless err says that it was not.
+func (c *interpreter) began(d *running, started *Driver, err error) {
+	c.mu.Lock()
 	if err != nil {
-		c.mu.Lock()
 		c.driver = nil
 		c.info.State, c.info.End = guestwire.ContextEnded, guestwire.EndFailed
 		c.mu.Unlock()
-		return err
+		return
 	}
-	c.mu.Lock()
 	c.info.PID, c.info.Dir, c.info.User = started.PID, started.Dir, started.User
 	c.info.Started = time.Now().UnixNano()
 	c.info.Starts++
 	c.mu.Unlock()
 	d.begin(started)
+}
+
+// comeUp waits until a driver is ready.
+func (c *interpreter) comeUp(d *running) error {
 	limit := defaultStart
 	if c.req.StartMS > 0 {
 		limit = time.Duration(c.req.StartMS) * time.Millisecond
@@ -116,7 +135,7 @@ func (c *interpreter) launch() error {
 // entered ends a fork that says that it is ready but is not in its place: its descendants would be
 // nobody's.
 func (c *interpreter) entered(d *running) error {
-	if c.req.Fork == "" {
+	if c.zygote == nil {
 		return nil
 	}
 	err := c.set.cfg.Launcher.Entered(d.d.PID, c.place)
@@ -126,21 +145,6 @@ func (c *interpreter) entered(d *running) error {
 	d.kill("")
 	<-d.over
 	return errs.Wrap(err, errs.Internal, "the fork is not in its place: %v", err)
-}
-
-// startDriver starts a driver of its own, or forks one.
-func (c *interpreter) startDriver(d *running) (*Driver, error) {
-	if c.req.Fork == "" {
-		return c.set.cfg.Launcher.Launch(&c.req, c.place, d.ended)
-	}
-	z, err := c.set.get(c.req.Fork)
-	if err != nil {
-		return nil, err
-	}
-	if z.forks == nil {
-		return nil, errs.New(errs.FailedPrecondition, "context %s can't be forked", quote(z.id))
-	}
-	return z.forks.fork(c, d)
 }
 
 // lastWords tells how a driver ended and what it printed.
@@ -210,7 +214,7 @@ func (c *interpreter) refusalLocked() error {
 			describe(Exit{End: c.info.End, Code: c.info.Code, Signal: c.info.Signal})).WithHint("restart the context")
 	case c.forks != nil:
 		return errs.New(errs.FailedPrecondition, "context %s is there to be forked, and runs nothing itself", quote(c.id))
-	case c.req.Fork != "" && c.info.Runs > 0:
+	case c.zygote != nil && c.info.Runs > 0:
 		return errs.New(errs.FailedPrecondition, "context %s has had its one run", quote(c.id))
 	case len(c.queue) >= guestwire.MaxQueued:
 		return errs.New(errs.ResourceExhausted, "%d runs wait in context %s already", len(c.queue), quote(c.id)).
@@ -291,7 +295,7 @@ func (c *interpreter) told(d *running, m message, line []byte) {
 	case evReady:
 		c.becameReady(d, m)
 		return
-	case evZygote, evForked, evNotFork, evReaped:
+	case evZygote, evForked, evReaped:
 		if c.forks != nil {
 			c.forks.answered(m)
 		}
@@ -439,6 +443,9 @@ func (c *interpreter) restart() (guestwire.ContextInfo, error) {
 	if gone {
 		return guestwire.ContextInfo{}, errs.New(errs.NotFound, "no such context: %s", quote(c.id))
 	}
+	if c.zygote != nil {
+		return guestwire.ContextInfo{}, errs.New(errs.FailedPrecondition, "context %s is for one run, and has no other interpreter", quote(c.id))
+	}
 	if d != nil {
 		d.kill(guestwire.RunCanceled)
 		<-d.over
@@ -459,7 +466,7 @@ func (c *interpreter) delete() {
 	c.mu.Lock()
 	c.deleted = true
 	d := c.driver
-	leaving := c.req.Fork != "" && c.info.Runs > 0 && c.current == nil && len(c.queue) == 0
+	leaving := c.spentLocked()
 	c.mu.Unlock()
 	if d != nil && leaving {
 		d.await(leaveLimit)
@@ -476,6 +483,17 @@ func (c *interpreter) delete() {
 	for _, r := range runs {
 		r.log.drop()
 	}
+}
+
+// spent reports whether a fork has had its run.
+func (c *interpreter) spent() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spentLocked()
+}
+
+func (c *interpreter) spentLocked() bool {
+	return c.zygote != nil && c.info.Runs > 0 && c.current == nil && len(c.queue) == 0
 }
 
 // wait returns a channel that is closed when the driver number starts is not the running one any more.

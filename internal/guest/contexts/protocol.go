@@ -18,10 +18,9 @@ const (
 	evError  = "error"
 	evEnd    = "end"
 	// A zygote says these about its forks.
-	evZygote  = "zygote"
-	evForked  = "forked"
-	evNotFork = "fork_failed"
-	evReaped  = "reaped"
+	evZygote = "zygote"
+	evForked = "forked"
+	evReaped = "reaped"
 )
 
 // message is what the guest itself reads of a driver's line.
@@ -34,6 +33,7 @@ type message struct {
 	Value   string `json:"value"`
 	Slot    int    `json:"slot"`
 	PID     int    `json:"pid"`
+	PIDs    []int  `json:"pids"`
 	Code    int    `json:"code"`
 	Signal  int    `json:"signal"`
 	Error   string `json:"error"`
@@ -46,6 +46,8 @@ type order struct {
 	Code    string            `json:"code,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
 	Slot    int               `json:"slot,omitempty"`
+	Slots   []int             `json:"slots,omitempty"`
+	Forget  []int             `json:"forget,omitempty"`
 	Place   bool              `json:"place,omitempty"`
 	Imports []string          `json:"imports,omitempty"`
 }

@@ -1,8 +1,10 @@
 package contexts
 
 import (
+	"net"
 	"os"
 	"strings"
+	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
@@ -22,6 +24,8 @@ func (s *Set) Serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) er
 		}
 		info, err := s.create(r, files)
 		return reply(c, info, err)
+	case guestwire.MethodContextFork:
+		return s.fork(c, call, files)
 	case guestwire.MethodContextRun:
 		return s.run(c, call, files)
 	}
@@ -57,6 +61,13 @@ func (s *Set) Serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) er
 			return err
 		}
 		return reply(c, nil, s.remove(r.ID))
+	case guestwire.MethodContextDrop:
+		r, err := body[guestwire.ContextRefs](call)
+		if err != nil {
+			return err
+		}
+		s.drop(r.IDs)
+		return c.End(nil)
 	}
 	return errs.New(errs.Unsupported, "the guest knows no method %s", quote(string(call.Method)))
 }
@@ -109,11 +120,20 @@ func (s *Set) run(c *guestwire.Conn, call guestwire.Call, files []*os.File) erro
 	}
 	info := made.snapshot()
 	info.Attached = attached
+	c.Hold()
 	if err := c.Reply(info); err != nil {
 		return nil // nobody is there to tell
 	}
 	return s.follow(c, made, r.Items)
 }
+
+const (
+	// promptly is how long what a run says may wait to be sent together with what comes next: most runs are
+	// over by then, and each message of its own costs a switch to the server and back.
+	promptly = time.Millisecond
+	// enough is how much of it waits at most.
+	enough = 16 << 10
+)
 
 func (s *Set) items(c *guestwire.Conn, call guestwire.Call) error {
 	r, err := body[guestwire.ItemsRequest](call)
@@ -143,33 +163,84 @@ func (s *Set) runOf(context, id string) (*run, error) {
 func (s *Set) follow(c *guestwire.Conn, r *run, q guestwire.ItemsRequest) error {
 	rd := r.log.newReader(q.Offset, q.Hold)
 	defer rd.close()
-	var gone <-chan struct{}
+	w := waiter{set: s, c: c}
+	defer w.stop()
 	for {
 		it, gap, news, finished := rd.take()
 		var err error
 		switch {
 		case finished:
 			<-r.done
-			return c.End(r.snapshot())
+			return w.end(r)
 		case gap > 0:
 			err = c.Gap(it.number, it.number+gap)
 		case news == nil:
 			err = c.Item(it.kind, it.number, it.data)
+			if w.sent += len(it.data); err == nil && w.sent > enough {
+				err = c.Flush()
+			}
 		case !q.Follow:
-			return c.End(r.snapshot())
+			return w.end(r)
 		default:
-			if gone == nil {
-				gone = s.cfg.Hangup(c)
-			}
-			select {
-			case <-news:
-			case <-gone:
-				return nil
-			}
+			err = w.await(news)
 		}
 		if err != nil {
 			return nil // the connection is gone, so there is nobody to tell
 		}
+	}
+}
+
+// waiter waits for what a run says next, on behalf of a caller who may leave.
+type waiter struct {
+	set    *Set
+	c      *guestwire.Conn
+	sent   int // bytes
+	late   *time.Timer
+	waited bool // late is over
+	caller Hangup
+}
+
+// await returns nil when there is news.
+func (w *waiter) await(news <-chan struct{}) error {
+	if !w.waited {
+		if w.late == nil {
+			w.late = time.NewTimer(promptly)
+		}
+		select {
+		case <-news:
+			return nil
+		case <-w.late.C:
+			w.waited = true
+		}
+		if err := w.c.Flush(); err != nil {
+			return err
+		}
+		w.caller = w.set.cfg.Hangup(w.c)
+	}
+	select {
+	case <-news:
+		return nil
+	case <-w.caller.Gone():
+		return net.ErrClosed
+	}
+}
+
+// end sends the run's state, after which the connection may carry another call.
+func (w *waiter) end(r *run) error {
+	if w.caller != nil {
+		if err := w.caller.Stop(); err != nil {
+			return err
+		}
+	}
+	if err := w.c.End(r.snapshot()); err != nil {
+		return err
+	}
+	return w.c.Flush()
+}
+
+func (w *waiter) stop() {
+	if w.late != nil {
+		w.late.Stop()
 	}
 }
 
@@ -195,7 +266,7 @@ func (s *Set) wait(c *guestwire.Conn, call guestwire.Call) error {
 	if err != nil {
 		return err
 	}
-	gone := s.cfg.Hangup(c)
+	caller := s.cfg.Hangup(c)
 	for {
 		changed, over := n.wait(r.Starts)
 		if over {
@@ -203,7 +274,7 @@ func (s *Set) wait(c *guestwire.Conn, call guestwire.Call) error {
 		}
 		select {
 		case <-changed:
-		case <-gone:
+		case <-caller.Gone():
 			return nil
 		}
 	}
@@ -221,7 +292,7 @@ func (s *Set) waitRun(c *guestwire.Conn, call guestwire.Call) error {
 	select {
 	case <-made.done:
 		return c.Reply(made.snapshot())
-	case <-s.cfg.Hangup(c):
+	case <-s.cfg.Hangup(c).Gone():
 		return nil
 	}
 }

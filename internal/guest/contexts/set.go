@@ -70,9 +70,17 @@ type Config struct {
 	Launcher Launcher
 	// Memory bounds what is kept of all runs; 0 means Memory.
 	Memory int64
-	// Hangup returns a channel that is closed when the caller has closed its connection, on which it
-	// sends nothing more.
-	Hangup func(*guestwire.Conn) <-chan struct{}
+	// Hangup looks whether the caller closes its connection, on which it sends nothing more for this call.
+	Hangup func(*guestwire.Conn) Hangup
+}
+
+// Hangup tells of a caller that has left.
+type Hangup interface {
+	// Gone is closed when the caller has closed its connection.
+	Gone() <-chan struct{}
+	// Stop ends the looking, so that the connection can carry another call. It fails where the caller sent
+	// something meanwhile.
+	Stop() error
 }
 
 // Set holds the contexts of a sandbox. Its methods are safe for concurrent use.
@@ -111,7 +119,7 @@ func (s *Set) create(r guestwire.CreateContext, files []*os.File) (info guestwir
 		closeFiles(files)
 		return info, err
 	}
-	c, fresh, err := s.enter(r)
+	c, fresh, err := s.enter(r, nil)
 	if err != nil {
 		closeFiles(files)
 		return info, err
@@ -128,17 +136,23 @@ func (s *Set) create(r guestwire.CreateContext, files []*os.File) (info guestwir
 	}
 	c.place, err = s.cfg.Launcher.NewPlace(r.Scope, files)
 	if err == nil {
-		if err = c.launch(); err != nil {
+		err = c.launch()
+	}
+	s.made(c, err)
+	return c.snapshot(), err
+}
+
+// made lets others find a context that has come up, or with err forgets it.
+func (s *Set) made(c *interpreter, err error) {
+	c.failed = err
+	if err != nil {
+		s.leave(c)
+		if c.place != nil {
 			_ = c.place.Kill()
 			c.place.Close()
 		}
 	}
-	c.failed = err
-	if err != nil {
-		s.leave(c)
-	}
 	close(c.ready)
-	return c.snapshot(), err
 }
 
 func checkCreate(r guestwire.CreateContext) error {
@@ -149,13 +163,12 @@ func checkCreate(r guestwire.CreateContext) error {
 		return errs.New(errs.InvalidArgument, "the driver has %d bytes, limit %d", len(r.Driver), guestwire.MaxDriver)
 	case r.StartMS < 0:
 		return errs.New(errs.InvalidArgument, "the start's limit is negative")
-	case r.Zygote && r.Fork != "":
-		return errs.New(errs.InvalidArgument, "a zygote is no fork")
 	}
 	return nil
 }
 
-func (s *Set) enter(r guestwire.CreateContext) (c *interpreter, fresh bool, err error) {
+// enter makes the entry of a context, or finds the one that has its id. zygote is what a fork is of.
+func (s *Set) enter(r guestwire.CreateContext, zygote *interpreter) (c *interpreter, fresh bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.byID[r.ID]; c != nil {
@@ -163,18 +176,18 @@ func (s *Set) enter(r guestwire.CreateContext) (c *interpreter, fresh bool, err 
 	}
 	same := 0
 	for _, c := range s.order {
-		if (c.req.Fork != "") == (r.Fork != "") {
+		if (c.zygote != nil) == (zygote != nil) {
 			same++
 		}
 	}
 	switch {
-	case r.Fork != "" && same >= guestwire.MaxForks:
+	case zygote != nil && same >= guestwire.MaxForks:
 		return nil, false, errs.New(errs.ResourceExhausted, "the sandbox has %d fresh runs already", guestwire.MaxForks).WithHint("wait for one to end")
-	case r.Fork == "" && same >= guestwire.MaxContexts:
+	case zygote == nil && same >= guestwire.MaxContexts:
 		return nil, false, errs.New(errs.ResourceExhausted, "the sandbox has its %d contexts already", guestwire.MaxContexts).
 			WithHint("delete one that is not needed")
 	}
-	c = newInterpreter(s, r)
+	c = newInterpreter(s, r, zygote)
 	s.byID[r.ID] = c
 	s.order = append(s.order, c)
 	return c, true, nil

@@ -55,25 +55,29 @@ def zygote():
     send({"ev": "zygote", "pid": os.getpid()})
     while True:
         while b"\n" not in buffer:
-            data, more, _, _ = socket.recv_fds(control, 4096, 3)
+            data, more, _, _ = socket.recv_fds(control, 4096, 64)
             if not data:
                 os._exit(0)
             buffer, passed = buffer + data, passed + more
         line, buffer = buffer.split(b"\n", 1)
         order = json.loads(line)
-        fds, passed = (passed[:3], passed[3:]) if order["op"] == "fork" else ([], passed)
+        for slot in order.get("forget", ()):
+            os.waitpid(children.pop(slot), 0)
         if order["op"] == "fork":
-            pid = os.fork()
-            if pid == 0:
-                control.detach()
-                for fd, to in zip(fds, (3, 1, 2)):
-                    os.dup2(fd, to)
-                    os.close(fd)
-                return serve(os.fdopen(os.dup(3), "rb"), once=True)
-            for fd in fds:
+            pids, given, passed = [], passed, []
+            for n, slot in enumerate(order["slots"]):
+                pid = os.fork()
+                if pid == 0:
+                    control.detach()
+                    for fd, to in zip(given[3 * n :], (3, 1, 2)):
+                        os.dup2(fd, to)
+                    os.closerange(4, 256)
+                    return serve(os.fdopen(os.dup(3), "rb"), once=True)
+                children[slot] = pid
+                pids.append(pid)
+            for fd in given:
                 os.close(fd)
-            children[order["slot"]] = pid
-            send({"ev": "forked", "slot": order["slot"], "pid": pid})
+            send({"ev": "forked", "slot": order["slots"][0], "pids": pids})
         elif order["op"] == "reap":
             pid, status = os.waitpid(children.pop(order["slot"]), 0)
             how = {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}

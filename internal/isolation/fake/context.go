@@ -67,6 +67,21 @@ func (m *machine) answerContext(c *guestwire.Conn, call guestwire.Call) error {
 	switch call.Method {
 	case guestwire.MethodContextCreate:
 		return reply(c, call, func(r guestwire.CreateContext) (any, error) { return s.create(r) })
+	case guestwire.MethodContextFork:
+		r, err := decode[guestwire.ForkContexts](call)
+		if err != nil {
+			return err
+		}
+		return list(c, s.fork(r))
+	case guestwire.MethodContextDrop:
+		r, err := decode[guestwire.ContextRefs](call)
+		if err != nil {
+			return err
+		}
+		for _, id := range r.IDs {
+			_ = s.remove(id) // what is not known is passed over
+		}
+		return c.End(nil)
 	case guestwire.MethodContextRun:
 		return s.run(c, call)
 	case guestwire.MethodContextItems:
@@ -161,9 +176,28 @@ func (s *interpreters) create(r guestwire.CreateContext) (guestwire.ContextInfo,
 		info.Attached = true
 		return info, nil
 	}
-	if r.Fork != "" && s.byID[r.Fork] == nil {
-		return guestwire.ContextInfo{}, errs.New(errs.NotFound, "no such context: %q", r.Fork)
+	return s.make(r, false), nil
+}
+
+func (s *interpreters) fork(r guestwire.ForkContexts) []guestwire.Forked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []guestwire.Forked
+	for _, id := range r.IDs {
+		word := guestwire.Forked{ID: id}
+		if s.byID[r.Zygote] == nil {
+			f := guestwire.FailureOf(errs.New(errs.NotFound, "no such context: %q", r.Zygote))
+			word.Failed = &f
+		} else {
+			word.Info = s.make(guestwire.CreateContext{ID: id, Language: "python"}, true)
+		}
+		all = append(all, word)
 	}
+	return all
+}
+
+// make adds an interpreter; mu is held.
+func (s *interpreters) make(r guestwire.CreateContext, fork bool) guestwire.ContextInfo {
 	now, dir := time.Now().UnixNano(), r.Dir
 	if dir == "" {
 		dir = "/home/user"
@@ -172,7 +206,7 @@ func (s *interpreters) create(r guestwire.CreateContext) (guestwire.ContextInfo,
 		all: s, variables: map[string]string{}, runs: map[string]*codeRun{}, changed: make(chan struct{}),
 		info: guestwire.ContextInfo{
 			ID: r.ID, Language: r.Language, Version: "fake", Dir: dir, User: "user", PID: 7,
-			State: guestwire.ContextIdle, Created: now, Started: now, Starts: 1, Zygote: r.Zygote, Fork: r.Fork != "",
+			State: guestwire.ContextIdle, Created: now, Started: now, Starts: 1, Zygote: r.Zygote, Fork: fork,
 		},
 	}
 	if s.byID == nil {
@@ -180,7 +214,7 @@ func (s *interpreters) create(r guestwire.CreateContext) (guestwire.ContextInfo,
 	}
 	s.byID[r.ID] = i
 	s.order = append(s.order, i)
-	return i.told(), nil
+	return i.told()
 }
 
 func (s *interpreters) get(id string) (*interpreter, error) {

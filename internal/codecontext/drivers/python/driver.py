@@ -101,6 +101,7 @@ class Control:
         self.buffer = bytearray()
         self.searched = 0
         self.lock = _thread.RLock()
+        self.held = b""  # a message that goes out with the next one
 
     def receive(self):
         """Return the next message; None at the end."""
@@ -129,7 +130,8 @@ class Control:
         self.buffer += chunk
         return bool(chunk)
 
-    def send(self, message):
+    def send(self, message, hold=False):
+        """Send a message; with hold together with the next one, so that the guest wakes up once for both."""
         if self.fd < 0:
             return  # a forked child has no way to the guest
         try:
@@ -139,7 +141,18 @@ class Control:
         if len(line) >= MESSAGE_LIMIT:
             line = _encode(shrink(message, len(line)))
         with self.lock:
-            write_all(self.fd, (line + "\n").encode("ascii"))
+            line, self.held = self.held + (line + "\n").encode("ascii"), b""
+            if hold:
+                self.held = line
+            else:
+                write_all(self.fd, line)
+
+    def flush(self):
+        """Send what is held."""
+        with self.lock:
+            line, self.held = self.held, b""
+            if line and self.fd >= 0:
+                write_all(self.fd, line)
 
 
 def plain_json(value, depth=0):
@@ -214,6 +227,8 @@ class Descriptor(io.RawIOBase):
         return False
 
     def write(self, data):
+        if CONTROL.held:
+            CONTROL.flush()
         view = memoryview(data).cast("B")
         write_all(self.fd, view)
         return len(view)
@@ -286,6 +301,7 @@ class Run:
     silent = False
     errored = False
     quiet = False  # the last expression ends with a semicolon
+    last = None  # the code of the cell's last part, while it executes: after its value nothing comes
     count = 0
     held = collections.deque(maxlen=HELD_RESULTS)
     shell = None  # IPython's, where it is installed
@@ -296,8 +312,8 @@ class Run:
     forked = False
 
 
-def publish(data, metadata=None, main=False):
-    """Send a result."""
+def publish(data, metadata=None, main=False, hold=False):
+    """Send a result, with hold together with the message that follows."""
     if not data or (Run.silent and Run.id is not None):
         return
     for key, value in data.items():
@@ -315,7 +331,7 @@ def publish(data, metadata=None, main=False):
         Run.held.append(message)
         return
     flush_streams()
-    CONTROL.send(message)
+    CONTROL.send(message, hold)
 
 
 REPR_METHODS = (
@@ -505,7 +521,28 @@ def show_value(value):
     else:
         data, metadata = Run.shell.display_formatter.format(value)
     Outputs.add(value)
-    publish(data, metadata, main=True)
+    frame = sys._getframe(1)
+    if frame.f_code.co_filename == HERE:
+        frame = frame.f_back  # IPython's hook is between
+    code = frame.f_code
+    publish(data, metadata, main=True, hold=code is Run.last and len(code.co_code) - frame.f_lasti == TAIL)
+
+
+def tail():
+    """Return how many bytes of code there are from where a value is shown to the end, where nothing follows."""
+    found = []
+
+    def hook(_value):
+        frame = sys._getframe(1)
+        found.append(len(frame.f_code.co_code) - frame.f_lasti)
+
+    sys.displayhook, before = hook, sys.displayhook
+    exec(compile("1", HERE, "single"), {})
+    sys.displayhook = before
+    return found[0]
+
+
+TAIL = tail()
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -712,11 +749,13 @@ def run_code(code):
         run_in_loop(run_codes(codes, ns))
         return
     for c in codes:
+        Run.last = c if c is codes[-1] else None
         exec(c, ns)
 
 
 async def run_codes(codes, ns):
     for c in codes:
+        Run.last = c if c is codes[-1] else None
         value = eval(c, ns)
         if c.co_flags & COROUTINE:
             await value
@@ -844,7 +883,7 @@ def undo_env(before):
 
 def handle_run(message):
     Run.id, Run.silent, Run.errored, Run.quiet = message["id"], bool(message.get("silent")), False, False
-    Run.cell_name = ""
+    Run.cell_name, Run.last = "", None
     if not Run.silent:
         Run.count += 1
     code = message["code"]
@@ -919,6 +958,7 @@ def run_cell(code):
 def finish_cell():
     figures = sys.modules.get("casemate_figures")
     if figures is not None:
+        CONTROL.flush()  # a picture takes its time
         figures.flush()
 
 
@@ -941,7 +981,7 @@ def after_fork_in_child():
             os.close(CONTROL.fd)
         except OSError:
             pass
-    CONTROL.fd = -1
+    CONTROL.fd, CONTROL.held = -1, b""
     CONTROL.lock = _thread.RLock()
 
 

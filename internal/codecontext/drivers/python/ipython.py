@@ -215,6 +215,8 @@ class Shell(base.InteractiveShell):
 
     def after_cell(self):
         callbacks = self.events.callbacks
+        if callbacks["post_execute"] or callbacks["post_run_cell"]:
+            driver.CONTROL.flush()  # before what they print
         if callbacks["post_execute"]:
             self.events.trigger("post_execute")
         code, silent = self.pending

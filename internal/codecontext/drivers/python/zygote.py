@@ -63,49 +63,58 @@ class Zygote:
                 continue
             message = driver._decode(bytes(self.buffer[:end]))
             del self.buffer[: end + 1]
+            for slot in message.get("forget") or ():
+                self.wait(slot)
             if message["op"] == "fork":
-                self.fork(message["slot"], 4 if message.get("place") else 3)
+                self.fork(message["slots"], 4 if message.get("place") else 3)
             elif message["op"] == "reap":
                 self.reap(message["slot"])
 
     def fill(self):
-        data, fds, _flags, _address = socket.recv_fds(self.control, 1 << 16, 16)
+        data, fds, _flags, _address = socket.recv_fds(self.control, 1 << 16, 64)
         self.fds.extend(fds)
         self.buffer += data
         return bool(data)
 
-    def fork(self, slot, count):
-        fds, self.fds = self.fds[:count], self.fds[count:]
+    def fork(self, slots, count):
+        """Fork a child for each slot, as many as there can be. What is written between two forks is copied
+        for the first one: so that is little."""
+        pids = []
+        answer = {"ev": "forked", "slot": slots[0], "pids": pids}
+        given, self.fds = self.fds, []
         try:
-            if len(fds) < 3:
-                raise ValueError(f"{len(fds)} descriptors came with the request, not 3 or 4")
-            pid = os.fork()
+            if len(given) != count * len(slots):
+                raise ValueError(f"{len(given)} descriptors came with the request, not {count * len(slots)}")
+            at = 0
+            for _slot in slots:
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        become_child(given[at : at + count])
+                    finally:
+                        driver._real_exit(70)
+                pids.append(pid)
+                at += count
         except Exception as e:
-            for fd in fds:
-                os.close(fd)
-            driver.CONTROL.send({"ev": "fork_failed", "slot": slot, "error": driver.text_of(e)})
-            return
-        if pid == 0:
-            try:
-                become_child(fds)
-            finally:
-                driver._real_exit(70)
-        for fd in fds:
+            answer["error"] = driver.text_of(e)
+        for fd in given:
             os.close(fd)
-        self.children[slot] = pid
-        driver.CONTROL.send({"ev": "forked", "slot": slot, "pid": pid})
+        self.children.update(zip(slots, pids))
+        driver.CONTROL.send(answer)
+
+    def wait(self, slot):
+        pid = self.children.pop(slot, None)
+        return (None, 0) if pid is None else os.waitpid(pid, 0)
 
     def reap(self, slot):
-        pid = self.children.pop(slot, None)
+        pid, status = self.wait(slot)
         answer = {"ev": "reaped", "slot": slot, "pid": pid}
         if pid is None:
             answer["error"] = "no such slot"
+        elif os.WIFSIGNALED(status):
+            answer["signal"] = os.WTERMSIG(status)
         else:
-            _pid, status = os.waitpid(pid, 0)
-            if os.WIFSIGNALED(status):
-                answer["signal"] = os.WTERMSIG(status)
-            else:
-                answer["code"] = os.WEXITSTATUS(status)
+            answer["code"] = os.WEXITSTATUS(status)
         driver.CONTROL.send(answer)
 
 
