@@ -86,8 +86,8 @@ func (l launcher) Launch(r *guestwire.CreateContext, at contexts.Place, ended fu
 	return d, nil
 }
 
-// driverFiles makes what a driver finds open: nothing to read, two pipes, its control socket and its
-// source. It returns our ends, and theirs to close once the driver runs.
+// driverFiles makes what a driver finds open: nothing to read, two pipes, its control socket, its source, and
+// where it wants one a file for long code. It returns our ends, and theirs to close once the driver runs.
 func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *cleanup.Stack) (*contexts.Driver, []*os.File, error) {
 	d, theirs, err := driverEnds(undo)
 	if err != nil {
@@ -99,6 +99,13 @@ func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *
 	}
 	undo.Add(func() { _ = source.Close() })
 	attr.Files = []uintptr{uintptr(g.null), theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd(), source.Fd()}
+	if r.CodeFile {
+		if d.Code, err = sourceFile("", attr.UID); err != nil {
+			return nil, nil, err
+		}
+		undo.Add(func() { _ = d.Code.Close() })
+		attr.Files = append(attr.Files, d.Code.Fd())
+	}
 	return d, append(theirs, source), nil
 }
 

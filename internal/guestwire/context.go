@@ -54,6 +54,9 @@ type CreateContext struct {
 	User     string            `json:"user,omitempty"`
 	// Driver is the source that the process finds on its descriptor 4.
 	Driver string `json:"driver"`
+	// CodeFile gives the driver a file on descriptor 5, in which it finds long code instead of in the line that
+	// says to run it.
+	CodeFile bool `json:"code_file,omitempty"`
 	// StartMS is how long the driver may take until it is ready; default 30000.
 	StartMS int64 `json:"start_ms,omitempty"`
 	// Zygote makes the context run nothing itself: it imports Imports, as far as they are there, and is

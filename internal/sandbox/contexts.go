@@ -182,7 +182,7 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	defer cancel()
 	info, err := b.guest.CreateContext(ctx, guestwire.CreateContext{
 		ID: c.id, Language: d.Language, Argv: d.Argv, Env: s.Env, Dir: s.Dir, User: s.User,
-		Driver: string(d.Source), StartMS: limit.Milliseconds(), Scope: scope.Layout(),
+		Driver: string(d.Source), CodeFile: d.CodeFile, StartMS: limit.Milliseconds(), Scope: scope.Layout(),
 		Zygote: s.zygote, Imports: s.imports,
 	}, scope.Files())
 	if err != nil {

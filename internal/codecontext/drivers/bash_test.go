@@ -169,14 +169,32 @@ func TestBashInterrupts(t *testing.T) {
 	}
 }
 
-// Large code and strange characters arrive as they were sent.
+// TestBashCode: large code and strange characters arrive as they were sent, and long code is code like any other.
 func TestBashCode(t *testing.T) {
 	c := startBash(t, options{})
-	text := strings.Repeat("é漢😀 \\ \"q\" '", 2000)
-	out := t.TempDir() + "/out"
-	o := c.run(fmt.Sprintf("cat > %s <<'END OF TEXT'\n%s\nEND OF TEXT", out, text))
-	got, err := os.ReadFile(out)
-	if err != nil || string(got) != text+"\n" || o.err != nil {
-		t.Errorf("%v %d bytes, want %d %s", err, len(got), len(text)+1, o.stderr)
+	for _, n := range []int{2000, 60_000} { // 45 KB, 1.3 MB
+		text := strings.Repeat("é漢😀 \\ \"q\" '$x `y`", n)
+		out := t.TempDir() + "/out"
+		o := c.run(fmt.Sprintf("cat > %s <<'END OF TEXT'\n%s\nEND OF TEXT", out, text))
+		got, err := os.ReadFile(out)
+		if err != nil || string(got) != text+"\n" || o.err != nil {
+			t.Errorf("%v %d bytes, want %d %s", err, len(got), len(text)+1, o.stderr)
+		}
+	}
+	long := "# " + strings.Repeat("x", 5000) + "\n"
+	c.run("(exit 3)")
+	for _, s := range []struct{ code, want string }{
+		{"echo $?; v=1; f() { echo f; }", "stdout:3\n|end"},
+		{"f; echo $v; ls /proc/self/fd | grep -w 202; true", "stdout:f\n1\n|end"},
+		{"(exit 4)", "error|end"},
+		{"read -r line; echo \"[$line]\"", "stdout:[]\n|end"},
+		{"printf 'a\\n\\n'\n\n\n", "stdout:a\n\n|end"},
+	} {
+		if got := c.run(long + s.code).order(); got != s.want {
+			t.Errorf("%q: %q, want %q", s.code, got, s.want)
+		}
+	}
+	if got := c.run("echo short").stdout; got != "short\n" {
+		t.Errorf("%q", got)
 	}
 }

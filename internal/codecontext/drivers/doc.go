@@ -15,6 +15,7 @@
 // ASCII. The guest sends
 //
 //	{"op":"run","id":R,"code":C,"silent":false,"env":{}}  run C; env holds for this run only
+//	{"op":"run","id":R,"file":true,…}  run what is in the file, for drivers that have one on descriptor 5
 //
 // and SIGINT to the driver's process interrupts: each one once, and none between runs. The end of the
 // control socket ends the driver. It sends

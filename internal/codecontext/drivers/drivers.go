@@ -25,6 +25,8 @@ type Driver struct {
 	Needs string
 	// Source is the driver's text, for descriptor 4. Nobody may change it.
 	Source []byte
+	// CodeFile says that it wants long code in a file, on descriptor 5.
+	CodeFile bool
 }
 
 // pythonBootstrap starts the driver's text. The text runs in a module of its own, so that __main__ belongs to the code.
@@ -80,6 +82,7 @@ func Find(name string) (Driver, error) {
 	case "bash", "sh", "shell":
 		return Driver{
 			Language: "bash", Needs: "bash", Argv: []string{"bash", "--noprofile", "--norc", "-c", bashBootstrap}, Source: bashDriver,
+			CodeFile: true,
 		}, nil
 	}
 	return Driver{}, errs.New(errs.InvalidArgument, "there is no driver for language %q", name).

@@ -72,6 +72,7 @@ type context struct {
 	events  chan event
 	done    chan struct{}
 	ready   message
+	code    *os.File // what it finds long code in, or nil
 	runs    int
 
 	mu    sync.Mutex // held over reading and noting, so that nothing gets between
@@ -110,6 +111,11 @@ func launch(t testing.TB, d Driver, o options) *context {
 	must(t, err)
 	c.pipes["stdout"], c.pipes["stderr"] = out.(*os.File), errs.(*os.File)
 	c.cmd.ExtraFiles = []*os.File{theirs, source}
+	if d.CodeFile {
+		c.code, err = os.Create(filepath.Join(t.TempDir(), "code"))
+		must(t, err)
+		c.cmd.ExtraFiles = append(c.cmd.ExtraFiles, c.code)
+	}
 	// A process of its own group: what a test leaves behind goes with it.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	must(t, c.cmd.Start())
@@ -290,7 +296,17 @@ func (c *context) startWith(code string, env map[string]string, silent bool) {
 	c.t.Helper()
 	c.runs++
 	id := fmt.Sprintf("run_%d", c.runs)
-	c.send(map[string]any{"op": "run", "id": id, "code": code, "env": env, "silent": silent})
+	m := map[string]any{"op": "run", "id": id, "code": code, "env": env, "silent": silent}
+	if c.code != nil {
+		must(c.t, c.code.Truncate(0))
+		if len(code) >= 4<<10 {
+			_, err := c.code.WriteAt([]byte(code), 0)
+			must(c.t, err)
+			delete(m, "code")
+			m["file"] = true
+		}
+	}
+	c.send(m)
 }
 
 func (c *context) wait() outcome {

@@ -99,6 +99,9 @@ func (r *running) follow() {
 	_ = r.d.Output.Close()
 	_ = r.d.Errors.Close()
 	_ = r.d.Control.Close()
+	if r.d.Code != nil {
+		_ = r.d.Code.Close()
+	}
 	<-said
 	r.c.driverEnded(r)
 	close(r.over)
@@ -149,7 +152,12 @@ func (r *running) interrupt() error {
 
 // give hands a run over.
 func (r *running) give(n *run, code string) {
-	line, err := order{Op: "run", ID: n.id, Code: code, Env: n.env}.line()
+	o := order{Op: "run", ID: n.id, Code: code, Env: n.env}
+	err := r.file(&o)
+	var line []byte
+	if err == nil {
+		line, err = o.line()
+	}
 	if err == nil {
 		_ = r.d.Control.SetWriteDeadline(time.Now().Add(giveLimit))
 		_, err = r.d.Control.Write(line)
@@ -157,6 +165,23 @@ func (r *running) give(n *run, code string) {
 	if err != nil {
 		r.kill("") // it reads no more: its end says so
 	}
+}
+
+// longCode is how long code is that goes into the driver's file, where it has one: a shell reads a line of a
+// socket byte by byte.
+const longCode = 4 << 10
+
+// file puts long code into the driver's file, and short code leaves nothing of the last in it.
+func (r *running) file(o *order) error {
+	if r.d.Code == nil {
+		return nil
+	}
+	if err := r.d.Code.Truncate(0); err != nil || len(o.Code) < longCode {
+		return err
+	}
+	_, err := r.d.Code.WriteAt([]byte(o.Code), 0)
+	o.Code, o.File = "", true
+	return err
 }
 
 // pipe is one output of a driver.

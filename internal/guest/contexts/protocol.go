@@ -44,6 +44,7 @@ type order struct {
 	Op      string            `json:"op"`
 	ID      string            `json:"id,omitempty"`
 	Code    string            `json:"code,omitempty"`
+	File    bool              `json:"file,omitempty"` // the code is in the file
 	Env     map[string]string `json:"env,omitempty"`
 	Slot    int               `json:"slot,omitempty"`
 	Slots   []int             `json:"slots,omitempty"`

@@ -34,6 +34,8 @@ type Driver struct {
 	// gets the Driver closes them.
 	Output, Errors *os.File
 	Control        *net.UnixConn
+	// Code is the file that the driver has on its descriptor 5 to take long code from, or nil.
+	Code *os.File
 	// Signal sends a signal to the process, not to its group: a driver passes on what is to be passed on.
 	Signal func(sig unix.Signal) error
 }

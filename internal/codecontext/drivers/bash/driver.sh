@@ -9,6 +9,7 @@
 # its exit status, which line that was, and its working directory.
 
 exec {ctl}<&3 3<&- 4<&-
+exec {file}<&5 5<&- # long code: a shell reads a line from a socket byte by byte
 exec {out}>&1
 set -m # a process group of its own for the shell, and SIGINT not ignored there
 
@@ -18,7 +19,7 @@ running='' interrupted='' shell='' dir=$PWD
 # place by its first line.
 start_shell() {
 	coproc SHELL_OF_RUNS {
-		PS1='' PS2='' exec bash --noprofile --norc --noediting -i 200>&1 201>&2 1>&"$out" 2>/dev/null {ctl}<&- {out}>&-
+		PS1='' PS2='' exec bash --noprofile --norc --noediting -i 200>&1 201>&2 202<&"$file" 1>&"$out" 2>/dev/null {ctl}<&- {out}>&- {file}<&-
 	}
 	shell=$SHELL_OF_RUNS_PID
 	exec {answers}<&"${SHELL_OF_RUNS[0]}"- {commands}>&"${SHELL_OF_RUNS[1]}"-
@@ -158,7 +159,7 @@ utf8() {
 # parse reads a message: a flat object whose values are strings, literals, or one object of strings.
 parse() {
 	local line=$1 parts i key rest
-	op='' id='' code='' silent='' env=()
+	op='' id='' code='' long='' silent='' env=()
 	line=${line//\\\\/$'\1'}
 	line=${line//\\\"/$'\2'}
 	IFS='"' read -r -d '' -a parts <<<"$line" # now every quote begins or ends a string
@@ -188,6 +189,7 @@ parse() {
 			;;
 		*)
 			[[ $key == silent && $rest == :true* ]] && silent=1
+			[[ $key == file && $rest == :true* ]] && long=1
 			((i += 2))
 			;;
 		esac
@@ -219,10 +221,11 @@ run() {
 	[[ $silent ]] || ((count += 1))
 	((${#env[@]})) && with_env
 	printf -v quote %q "$code"
+	[[ $long ]] && quote='"$(</proc/self/fd/202)"' # what is expanded comes before the redirections
 	# Numbering the line has set $? to 0; the code finds the last run's, as in any shell.
 	local before=''
 	((status == 0)) || before="__casemate_status $status || "
-	order "${before}builtin eval -- $quote </dev/null 200>&-"
+	order "${before}builtin eval -- $quote </dev/null 200>&- 202<&-"
 	answer || alive=''
 	running=''
 	local code=$status
