@@ -40,7 +40,7 @@ quoted() {
 # order sends the shell a line.
 order() {
 	((turn += 1))
-	printf '__casemate_turn=%d; %s\n' "$turn" "$1" >&"$commands"
+	printf '__casemate_turn=%d __casemate_code=; %s\n' "$turn" "$1" >&"$commands"
 }
 turn=0
 
@@ -221,10 +221,13 @@ run() {
 	[[ $silent ]] || ((count += 1))
 	((${#env[@]})) && with_env
 	printf -v quote %q "$code"
-	[[ $long ]] && quote='"$(</proc/self/fd/202)"' # what is expanded comes before the redirections
 	# Numbering the line has set $? to 0; the code finds the last run's, as in any shell.
 	local before=''
 	((status == 0)) || before="__casemate_status $status || "
+	if [[ $long ]]; then
+		before="__casemate_code=\$(</proc/self/fd/202); $before"
+		quote='"$__casemate_code"'
+	fi
 	order "${before}builtin eval -- $quote </dev/null 200>&- 202<&-"
 	answer || alive=''
 	running=''
