@@ -38,6 +38,7 @@ var layers = [...][]string{
 	{"internal/journal/"},
 	{"internal/store/"},
 	{"internal/testenv/"},
+	{"internal/fakenet/"},
 	{"internal/linux/"},
 	{"internal/errs/", "internal/cleanup/", "internal/clock/", "internal/id/", "docs/"},
 }

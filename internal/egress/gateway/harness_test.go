@@ -61,7 +61,7 @@ func policyOf(t testing.TB, list ...string) egress.Policy {
 
 func newBox(t testing.TB, g *Gateway, id string, p egress.Policy) *box {
 	t.Helper()
-	ns, err := world.NewNamespace()
+	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,14 +13,13 @@ import (
 
 	"casemate.dev/internal/linux/netns"
 	"casemate.dev/internal/testenv"
-	"casemate.dev/internal/testenv/world"
 )
 
 // namespace makes an empty network namespace.
 func namespace(t *testing.T) *os.File {
 	t.Helper()
 	testenv.Root(t)
-	f, err := world.NewNamespace()
+	f, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}
