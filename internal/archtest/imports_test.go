@@ -120,7 +120,7 @@ var laws = [...]law{
 	},
 	{
 		from:  []string{"internal/cli/"},
-		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/server/", "internal/mcp/", "internal/errs/", "internal/id/"},
+		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/errs/", "internal/id/"},
 		why:   "the command line talks to the client, as any program does, and to the server only to run it",
 	},
 	{

@@ -81,7 +81,7 @@ func (a *app) root() *cobra.Command {
 	add(groupState, a.commitCmd(), a.logCmd(), a.tagCmd(), a.checkoutCmd(), a.gcCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
-	root.AddCommand(a.docsCmd(), a.gatewayCmd())
+	root.AddCommand(a.docsCmd(), a.gatewayCmd(), a.selftestNetCmd())
 	return root
 }
 

@@ -7,6 +7,7 @@
 package fakenet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -204,6 +205,27 @@ func (n *Net) NameFunc(name string, f func() []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.names[name+"."] = f
+}
+
+// Leads returns the addresses that a name leads to, without asking the name server; none where it knows none.
+func (n *Net) Leads(name string) []string {
+	n.mu.Lock()
+	f := n.names[name+"."]
+	n.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return f()
+}
+
+// Dial connects to an address from within the fake internet.
+func (n *Net) Dial(ctx context.Context, addr string) (c net.Conn, err error) {
+	err = netns.In(n.ns, func() (err error) {
+		var d net.Dialer
+		c, err = d.DialContext(ctx, "tcp", addr)
+		return err
+	})
+	return c, err
 }
 
 // Asked returns the names that the name server was asked for so far, each with a dot at its end.

@@ -51,6 +51,8 @@ const (
 	Chroot Twin = "chroot"
 	// Unlimited has no limit on memory, processes, files or disk.
 	Unlimited Twin = "unlimited"
+	// OpenNetwork has the host's own network and name servers, and the key itself where others have a placeholder.
+	OpenNetwork Twin = "open network"
 )
 
 // Case is one attack.
@@ -69,6 +71,10 @@ type Case struct {
 	Timeout time.Duration // default 20 s
 	Env     map[string]string
 
+	// Flow, where set, makes it a case of section F: it gets a sandbox of its own with a network, whose other end is an
+	// Internet, and is left out where there is none.
+	Flow *Flow
+
 	// Limits, where set, gives the case a sandbox of its own with these limits.
 	Limits *Limits
 	// Hostile says that the case may take the sandbox's own service: a neighbour is watched
@@ -76,6 +82,8 @@ type Case struct {
 	Hostile bool
 
 	Locked, Standard Want
+	// Others are columns in which a backend differs, by its name and the profile: "gvisor/locked".
+	Others map[string]Want
 	// Check judges what regular expressions can't; it may run more in the sandbox.
 	Check func(ctx context.Context, a *attack) error
 
@@ -89,19 +97,28 @@ type Case struct {
 	Untwinned  string
 }
 
-// attack is a case under way.
-type attack struct {
-	c       Case
-	profile string
-	user    string
-	box     Sandbox
-	local   bool
-	result  Result
+// Column is what expectations depend on.
+type Column struct {
+	Isolation string // "" is the server's default
+	Profile   string
 }
 
-// want returns the case's column for a profile.
-func (c Case) want(profile string) Want {
-	if profile == "standard" {
+// attack is a case under way.
+type attack struct {
+	c Case
+	Column
+	user   string
+	box    Sandbox
+	local  bool
+	result Result
+}
+
+// want returns what must come of the case in a column.
+func (c Case) want(col Column) Want {
+	if w, ok := c.Others[col.Isolation+"/"+col.Profile]; ok {
+		return w
+	}
+	if col.Profile == "standard" {
 		return c.Standard
 	}
 	return c.Locked

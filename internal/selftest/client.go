@@ -28,7 +28,7 @@ func (s *Server) Local() bool { return s.local }
 
 // Create implements Target. The sandbox ends by itself after an hour, should nobody delete it.
 func (s *Server) Create(ctx context.Context, spec Spec) (Sandbox, error) {
-	sb, err := s.client.Sandboxes.Create(ctx, &client.CreateRequest{
+	req := &client.CreateRequest{
 		Template: templateFor(spec.Profile), Isolation: spec.Isolation, Profile: spec.Profile, Env: spec.Env,
 		Labels:   map[string]string{"casemate": "selftest"},
 		Lifetime: durationpb.New(time.Hour),
@@ -36,7 +36,11 @@ func (s *Server) Create(ctx context.Context, spec Spec) (Sandbox, error) {
 			MemoryBytes: spec.Limits.MemoryBytes, Cpus: spec.Limits.CPUs, Pids: int32(spec.Limits.Pids),
 			OpenFiles: int32(spec.Limits.OpenFiles), DiskBytes: spec.Limits.DiskBytes,
 		},
-	})
+	}
+	if spec.Network != nil {
+		req.Network = &client.NetworkRules{Rules: spec.Network}
+	}
+	sb, err := s.client.Sandboxes.Create(ctx, req)
 	if err != nil {
 		return nil, err
 	}

@@ -15,15 +15,18 @@ type Options struct {
 	Isolation string
 	// Profiles to attack; default both.
 	Profiles []string
+	// Internet is what section F talks to, and the Target's server must be in it. With it that section runs and nothing
+	// else, without it everything else.
+	Internet *Internet
 	// Only limits the battery to cases whose id begins with one of these.
 	Only []string
 	// Each, where set, is told of every verdict as it comes.
 	Each func(Verdict)
 }
 
-// Cases returns the whole battery, in its order.
+// Cases returns the whole battery, in its order. Those with a Flow need an Internet.
 func Cases() []Case {
-	return slices.Concat(identityCases(), fileCases(), callCases(), hardeningCases(), resourceCases())
+	return slices.Concat(identityCases(), fileCases(), callCases(), hardeningCases(), resourceCases(), networkCases())
 }
 
 // usable bounds how slow a neighbour's process may become while a case rages. It is far above what an
@@ -39,7 +42,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		profiles = []string{"locked", "standard"}
 	}
 	for _, p := range profiles {
-		r := runner{o: o, profile: p, report: &report}
+		r := runner{o: o, col: Column{o.Isolation, p}, report: &report}
 		if err := r.run(ctx); err != nil {
 			return report, fmt.Errorf("profile %s: %w", p, err)
 		}
@@ -51,20 +54,20 @@ func Run(ctx context.Context, o Options) (Report, error) {
 // runner attacks the sandboxes of one profile.
 type runner struct {
 	o         Options
-	profile   string
+	col       Column
 	report    *Report
 	box       Sandbox
 	neighbour Sandbox
 }
 
 func (r *runner) run(ctx context.Context) (err error) {
-	if r.neighbour, err = r.create(ctx, battleLimits()); err != nil {
+	if r.neighbour, err = r.create(ctx, battleLimits(), nil); err != nil {
 		return err
 	}
 	defer r.delete(ctx, &r.neighbour)
 	defer r.delete(ctx, &r.box)
 	for _, c := range Cases() {
-		if !selected(c.ID, r.o.Only) {
+		if !Selected(c.ID, r.o.Only) || (c.Flow == nil) != (r.o.Internet == nil) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -79,12 +82,17 @@ func (r *runner) run(ctx context.Context) (err error) {
 	return nil
 }
 
-func selected(id string, only []string) bool {
+// Selected reports whether a case is among those whose ids begin with one of only, which may be empty for all.
+func Selected(id string, only []string) bool {
 	return len(only) == 0 || slices.ContainsFunc(only, func(p string) bool { return strings.HasPrefix(id, strings.ToUpper(p)) })
 }
 
-func (r *runner) create(ctx context.Context, l Limits) (Sandbox, error) {
-	s, err := r.o.Target.Create(ctx, Spec{Isolation: r.o.Isolation, Profile: r.profile, Limits: l})
+func (r *runner) create(ctx context.Context, l Limits, f *Flow) (Sandbox, error) {
+	spec := Spec{Isolation: r.col.Isolation, Profile: r.col.Profile, Limits: l}
+	if f != nil {
+		spec.Network = f.rules()
+	}
+	s, err := r.o.Target.Create(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("make a sandbox to attack: %w", err)
 	}
@@ -104,8 +112,8 @@ func (r *runner) delete(ctx context.Context, s *Sandbox) {
 
 // attack runs one case and gives the verdict.
 func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
-	v = Verdict{ID: c.ID, Profile: r.profile, Class: c.Class, Title: c.Title, Outcome: Right}
-	want := c.want(r.profile)
+	v = Verdict{ID: c.ID, Profile: r.col.Profile, Class: c.Class, Title: c.Title, Outcome: Right}
+	want := c.want(r.col)
 	if want.Not != "" {
 		v.Outcome, v.Detail = NotApplicable, want.Not
 		return v
@@ -119,7 +127,7 @@ func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
 	}
 	defer done()
 	watch := watchNeighbour(ctx, r.neighbour, c.Hostile)
-	result, err := Attack(ctx, c, r.profile, box, r.o.Target.Local())
+	result, err := Attack(ctx, c, r.col, box, Scene{r.o.Target.Local(), r.o.Internet})
 	slowest, neighbourErr := watch()
 	v.Detail = excerpt(result.Output)
 	switch {
@@ -141,12 +149,16 @@ func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
 
 // boxFor returns the sandbox that a case runs in, and what to do with it afterwards.
 func (r *runner) boxFor(ctx context.Context, c Case) (Sandbox, func(), error) {
-	if c.Limits != nil {
-		box, err := r.create(ctx, *c.Limits)
+	if c.Limits != nil || c.Flow != nil {
+		limits := battleLimits()
+		if c.Limits != nil {
+			limits = *c.Limits
+		}
+		box, err := r.create(ctx, limits, c.Flow)
 		return box, func() { r.delete(ctx, &box) }, err
 	}
 	if r.box == nil {
-		box, err := r.create(ctx, battleLimits())
+		box, err := r.create(ctx, battleLimits(), nil)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -155,19 +167,36 @@ func (r *runner) boxFor(ctx context.Context, c Case) (Sandbox, func(), error) {
 	return r.box, func() {}, nil
 }
 
+// Scene is what an attack is judged by beside its output.
+type Scene struct {
+	// Local says that the sandbox is on this machine.
+	Local bool
+	// Internet is what its network leads to, for cases with a Flow.
+	Internet *Internet
+}
+
 // Attack runs one case in a sandbox and judges it. The error says what came out wrong; the twins'
 // tests want one.
-func Attack(ctx context.Context, c Case, profile string, box Sandbox, local bool) (Result, error) {
-	a := &attack{c: c, profile: profile, box: box, local: local}
-	if profile == "standard" {
+func Attack(ctx context.Context, c Case, col Column, box Sandbox, scene Scene) (Result, error) {
+	a := &attack{c: c, Column: col, box: box, local: scene.Local}
+	if col.Profile == "standard" {
 		a.user = "root" // the strongest attacker that the profile has
+	}
+	var arrived, asked int
+	if c.Flow != nil {
+		arrived, asked = scene.Internet.mark()
 	}
 	result, err := box.Run(ctx, c.command(a.user))
 	if err != nil {
 		return result, fmt.Errorf("no result: %w", err)
 	}
 	a.result = result
-	if err := c.want(profile).judge(result); err != nil {
+	if c.Flow != nil {
+		if err := c.Flow.judge(scene.Internet.since(arrived, asked)); err != nil {
+			return result, fmt.Errorf("%w; printed %s", err, excerpt(result.Output))
+		}
+	}
+	if err := c.want(col).judge(result); err != nil {
 		return result, err
 	}
 	if c.Check != nil {

@@ -43,6 +43,8 @@ type Spec struct {
 	Profile   string
 	Limits    Limits
 	Env       map[string]string
+	// Network are the rules of its network; nil is no network, and an empty list one that leads nowhere.
+	Network []string
 }
 
 // Sandbox is one sandbox under attack. Methods are safe for concurrent use.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/world"
 )
 
 // weakSetup builds a twin's root: everything that the host's own root holds, writable, but every
@@ -44,6 +45,7 @@ type weakBox struct {
 	leak  *os.File
 	stdin interface{ Close() error }
 	cmd   *exec.Cmd
+	env   []string
 }
 
 var _ Sandbox = (*weakBox)(nil)
@@ -55,7 +57,7 @@ func newWeakBox(t *testing.T, twin Twin) *weakBox {
 	w := &weakBox{twin: twin, dir: t.TempDir()}
 	flags, enter := []string{"--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"}, "mkdir -p tmp/old; pivot_root . tmp/old; cd /; umount -l /tmp/old; rmdir /tmp/old; "+initProgram
 	switch twin {
-	case Shared:
+	case Shared, OpenNetwork:
 		flags = []string{"--mount"}
 	case Chroot:
 		flags, enter = []string{"--mount", "--pid", "--fork", "--kill-child"}, initProgram
@@ -86,7 +88,7 @@ func newWeakBox(t *testing.T, twin Twin) *weakBox {
 		t.Fatalf("twin %s did not come up: %v\n%s", twin, err, stderr.String())
 	}
 	w.pid = w.cmd.Process.Pid
-	if twin != Shared {
+	if twin != Shared && twin != OpenNetwork {
 		w.pid = onlyChild(t, w.pid) // unshare forks, and the child is the first process
 	}
 	return w
@@ -103,6 +105,17 @@ func onlyChild(t *testing.T, parent int) int {
 		t.Fatalf("children of %d: %q: %v", parent, b, err)
 	}
 	return pid
+}
+
+// opens lets the twin use the world as the host itself does, with the key in its environment.
+func (w *weakBox) opens(t *testing.T, net *world.World, internet *Internet) {
+	t.Helper()
+	w.env = []string{"KEY=" + internet.sentinel, "SSL_CERT_FILE=/etc/world.pem", "PATIENCE=2"}
+	script := "rm -f /etc/resolv.conf; echo nameserver " + world.Resolver + " > /etc/resolv.conf; cat > /etc/world.pem"
+	r, err := w.Run(t.Context(), Command{Argv: []string{"/bin/sh", "-c", script}, Input: string(net.CAPEM())})
+	if err != nil || r.Code != 0 {
+		t.Fatalf("open the network: %v, %s", err, r.Output)
+	}
 }
 
 func (w *weakBox) ID() string { return string(w.twin) }
@@ -139,6 +152,7 @@ func (w *weakBox) command(ctx context.Context, c Command) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", append(append(flags, "--", "/bin/sh", "-c", script, "sh"), argv...)...)
 	cmd.ExtraFiles = []*os.File{w.leak}
 	cmd.Env = append(os.Environ(), "AWS_SECRET_ACCESS_KEY=careless", "TWIN_DIR="+c.Dir, "HOME=/root")
+	cmd.Env = append(cmd.Env, w.env...)
 	for k, v := range c.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}

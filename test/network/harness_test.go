@@ -60,6 +60,9 @@ func newPlaceIn(t *testing.T, w *world.World, set func(*server.Config)) *place {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &place{t: t, dir: dir, w: w, set: set}
+	if err := os.WriteFile(dir+"/ca.pem", w.CAPEM(), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	p.start()
 	t.Cleanup(func() { p.stop(true) })
 	return p
@@ -69,7 +72,8 @@ func (p *place) config() server.Config {
 	return server.Config{
 		DataDir: filepath.Join(p.dir, "d"), RunDir: filepath.Join(p.dir, "r"), KeysDir: filepath.Join(p.dir, "k"), Listen: []string{},
 		StoreBytes: 1 << 30, Nameservers: []string{world.Resolver + ":53"}, NetworkSets: filepath.Join(p.dir, "n"),
-		Log: slog.New(slog.NewTextHandler(testWriter{p.t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		ExtraCAs: []string{filepath.Join(p.dir, "ca.pem")},
+		Log:      slog.New(slog.NewTextHandler(testWriter{p.t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 }
 

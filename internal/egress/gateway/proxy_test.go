@@ -233,13 +233,13 @@ func TestProxyNames(t *testing.T) {
 	if m, err := b.resolve("only.test", dns.TypeA); err != nil || m.Rcode != dns.RcodeNameError {
 		t.Errorf("by address: %v %v", m, err)
 	}
-	before := len(w.Seen.All())
+	before := len(w.Asked())
 	through(t, g, func(p *proxy.Proxy) { p.ByName = true }, "direct.test")
 	b.refusedName(t, "denied.test")
 	if m, err := b.resolve("only.test", dns.TypeA); err != nil || len(m.Answer) != 1 {
 		t.Errorf("by name: %v %v", m, err)
 	}
-	if now := w.Seen.All(); len(now) != before {
+	if now := w.Asked(); len(now) != before {
 		t.Errorf("the name server was asked for %q", now[before:])
 	}
 	if got := b.get("http://only.test/"); got != "hello" {
@@ -396,7 +396,7 @@ func TestProxyTLS(t *testing.T) {
 	}
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	roots := x509.NewCertPool()
-	roots.AddCert(w.CA)
+	roots.AppendCertsFromPEM(w.CAPEM())
 	s := tls.Client(c, &tls.Config{RootCAs: roots, ServerName: "secure.test"})
 	text := strings.Repeat("through two layers of TLS ", 10_000)
 	if _, err := io.WriteString(s, text); err != nil {

@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"sync"
 	"time"
-
-	"casemate.dev/internal/linux/netns"
 )
 
 // Proxy is an HTTP proxy in the world, which connects where it is asked to (CONNECT).
@@ -65,11 +63,8 @@ func (p *Proxy) address(host string) string {
 	if ok {
 		return a
 	}
-	p.w.mu.Lock()
-	f := p.w.names[host+"."]
-	p.w.mu.Unlock()
-	if f != nil {
-		return f()[0]
+	if leads := p.w.Leads(host); len(leads) > 0 {
+		return leads[0]
 	}
 	return host
 }
@@ -91,11 +86,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	host, port, err := net.SplitHostPort(r.Host)
 	var up net.Conn
 	if err == nil {
-		err = netns.In(p.w.ns, func() (err error) {
-			var d net.Dialer
-			up, err = d.DialContext(context.Background(), "tcp", net.JoinHostPort(p.address(host), port))
-			return err
-		})
+		up, err = p.w.Dial(context.Background(), net.JoinHostPort(p.address(host), port))
 	}
 	if err != nil {
 		http.Error(w, "no way there", http.StatusBadGateway)

@@ -1,0 +1,39 @@
+package network
+
+import (
+	"testing"
+
+	"casemate.dev/internal/selftest"
+)
+
+// TestBattery is section F of the battery for every backend, each of which is a row. What differs between them
+// stands in the cases.
+func TestBattery(t *testing.T) {
+	for _, isolation := range []string{"namespace"} {
+		t.Run(isolation, func(t *testing.T) {
+			p := newPlace(t)
+			internet, err := selftest.OpenInternet(p.w.Net)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(internet.Close)
+			if err := internet.Provide(t.Context(), p.Client); err != nil {
+				t.Fatal(err)
+			}
+			report, err := selftest.Run(t.Context(), selftest.Options{
+				Target: selftest.NewServer(p.Client), Internet: internet, Isolation: isolation, Profiles: []string{"locked"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range report.Verdicts {
+				if v.Outcome != selftest.Right && v.Outcome != selftest.NotApplicable {
+					t.Errorf("%s %s: %s, %s", v.ID, v.Title, v.Outcome, v.Detail)
+				}
+			}
+			if len(report.Verdicts) < 19 || !report.OK() {
+				t.Error(report.Summary())
+			}
+		})
+	}
+}
