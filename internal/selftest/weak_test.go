@@ -110,7 +110,7 @@ func onlyChild(t *testing.T, parent int) int {
 // opens lets the twin use the world as the host itself does, with the key in its environment.
 func (w *weakBox) opens(t *testing.T, net *world.World, internet *Internet) {
 	t.Helper()
-	w.env = []string{"KEY=" + internet.sentinel, "SSL_CERT_FILE=/etc/world.pem", "PATIENCE=2"}
+	w.env = []string{"KEY=" + internet.sentinel, "SSL_CERT_FILE=/etc/world.pem", "PATIENCE=1"}
 	script := "rm -f /etc/resolv.conf; echo nameserver " + world.Resolver + " > /etc/resolv.conf; cat > /etc/world.pem"
 	r, err := w.Run(t.Context(), Command{Argv: []string{"/bin/sh", "-c", script}, Input: string(net.CAPEM())})
 	if err != nil || r.Code != 0 {
