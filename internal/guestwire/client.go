@@ -53,7 +53,7 @@ func (c *Client) beginText(ctx context.Context, p *pool, m Method, body any, fil
 	for {
 		x := &exchange{ctx: ctx, pool: p, text: text}
 		k, ok := p.get()
-		if x.conn, x.r, x.used = k.conn, k.r, ok; !ok {
+		if x.conn, x.r, x.buf, x.used = k.conn, k.r, k.buf, ok; !ok {
 			var err error
 			if x.conn, err = c.dial(ctx); err != nil {
 				return nil, x.failed(m, err)

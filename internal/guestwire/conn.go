@@ -1,6 +1,7 @@
 package guestwire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -15,7 +16,10 @@ import (
 type Conn struct {
 	net.Conn
 	in      []byte
+	oob     []byte
 	out     []byte
+	head    []byte // of the call before, and
+	said    Call   // what it said
 	held    []byte // what Hold keeps back
 	holding bool
 	ended   bool
@@ -74,7 +78,7 @@ func (c *Conn) readCall(h [headerLen]byte) (Call, error) {
 	if f.Kind != FrameCall {
 		return Call{}, broken("frame of kind %d instead of a call", f.Kind)
 	}
-	call, err := parseCall(f.Payload)
+	call, err := c.parse(f.Payload)
 	if err != nil {
 		return Call{}, err
 	}
@@ -83,6 +87,22 @@ func (c *Conn) readCall(h [headerLen]byte) (Call, error) {
 			"the guest speaks version %d of its protocol, not %d: start the sandbox anew", Version, call.Version)
 	}
 	return call, nil
+}
+
+// parse is parseCall. Calls on one connection mostly say the same before their bodies, which is decoded once.
+func (c *Conn) parse(p []byte) (Call, error) {
+	if end := len(c.head); end > 0 && len(p) >= end && bytes.Equal(p[:end], c.head) {
+		call := c.said
+		call.Body = p[end:]
+		return call, nil
+	}
+	call, err := parseCall(p)
+	if err == nil {
+		c.head = append(c.head[:0], p[:len(p)-len(call.Body)]...)
+		c.said = call
+		c.said.Body = nil
+	}
+	return call, err
 }
 
 // filesReader is a connection that carries files: a *net.UnixConn, or what stands in for one.
@@ -98,12 +118,14 @@ func (c *Conn) readHeader(h *[headerLen]byte) ([]*os.File, error) {
 		_, err := io.ReadFull(c.Conn, h[:])
 		return nil, err
 	}
-	oob := make([]byte, syscall.CmsgSpace(4*MaxFiles))
-	n, oobn, flags, _, err := u.ReadMsgUnix(h[:], oob)
+	if c.oob == nil {
+		c.oob = make([]byte, syscall.CmsgSpace(4*MaxFiles))
+	}
+	n, oobn, flags, _, err := u.ReadMsgUnix(h[:], c.oob)
 	if err != nil {
 		return nil, err
 	}
-	files, err := parseFiles(oob[:oobn])
+	files, err := parseFiles(c.oob[:oobn])
 	if err == nil && flags&syscall.MSG_CTRUNC != 0 {
 		err = broken("call with more than %d files", MaxFiles)
 	}

@@ -112,7 +112,7 @@ func (x *exchange) done() {
 	x.once.Do(func() {
 		// What ctx has begun to close, or what holds bytes that nobody asked for, is of no further use.
 		if x.stop() && x.pool != nil && (x.r == nil || x.r.Buffered() == 0) {
-			x.pool.put(kept{x.conn, x.r})
+			x.pool.put(kept{x.conn, x.r, x.buf})
 			return
 		}
 		_ = x.conn.Close()

@@ -123,9 +123,13 @@ func parseHeader(h [headerLen]byte) (Kind, int, error) {
 	return k, n, nil
 }
 
-// roundUp spares regrowing a buffer for each slightly larger frame.
+// roundUp spares regrowing a buffer for each slightly larger frame. Most frames are small, and memory that
+// is not used is cleared and cached in vain.
 func roundUp(n int) int {
-	const step = 4 << 10
+	step := 256
+	if n > 4<<10 {
+		step = 4 << 10
+	}
 	return (n + step - 1) / step * step
 }
 

@@ -14,6 +14,7 @@ const maxKept = 8
 type kept struct {
 	conn net.Conn
 	r    *bufio.Reader // reads conn; nil where nothing was read through one
+	buf  []byte        // for its frames
 }
 
 // pool holds connections between calls. The last one that came back goes out first: it is the one that the

@@ -74,18 +74,18 @@ func (l *Log) Record(_ context.Context, e Event, with ...store.Write) (Event, er
 
 // Enqueue implements Recorder.
 func (l *Log) Enqueue(e Event, with ...store.Write) Pending {
-	return l.enqueue(e, gap(e, "could not be written"), true, with)
+	return l.enqueue(e, func(e Event) Event { return gap(e, "could not be written") }, true, with)
 }
 
 // Post implements Recorder. If its writes fail, the event is kept without them.
 func (l *Log) Post(e Event, with ...store.Write) Event {
-	return l.enqueue(e, e, false, with).Event
+	return l.enqueue(e, func(e Event) Event { return e }, false, with).Event
 }
 
-// enqueue places e; instead takes its counter if it can't be written. An event that somebody waits
+// enqueue places e; what instead makes of it takes its counter if it can't be written. An event that somebody waits
 // for survives the death of this process from here on, where that is possible: not while an earlier
 // event of the sandbox still waits for the database, since a kill would then leave a hole.
-func (l *Log) enqueue(e, instead Event, waited bool, with []store.Write) Pending {
+func (l *Log) enqueue(e Event, instead func(Event) Event, waited bool, with []store.Write) Pending {
 	facts := encode(e.Facts)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,14 +104,18 @@ func (l *Log) enqueue(e, instead Event, waited bool, with []store.Write) Pending
 	h.seq++
 	h.queued++
 	e.Seq = h.seq
-	instead.Seq, instead.Time = e.Seq, e.Time
-	var place placed // guarded by l.mu
+	stand := func() Event {
+		other := instead(e)
+		other.Seq, other.Time = e.Seq, e.Time
+		return other
+	}
+	place := placed{sandbox: e.Sandbox} // guarded by l.mu
 	p := l.db.Queue(store.Change{
 		Writes:  append([]store.Write{store.AddEvent(row(e, facts))}, with...),
-		Instead: []store.Write{add(instead)},
+		Instead: func() []store.Write { return []store.Write{add(stand())} },
 		Synced:  waited && l.strict,
 		Spool:   waited && !l.strict && h.slow == 0,
-		After:   func(err, insteadErr error) { l.settled(&place, instead, err, insteadErr) },
+		After:   func(err, insteadErr error) { l.settled(&place, stand, err, insteadErr) },
 	})
 	if place.slow = !p.InOrder(); place.slow {
 		h.slow++
@@ -125,8 +129,9 @@ func (l *Log) enqueue(e, instead Event, waited bool, with []store.Write) Pending
 
 // placed is how a queued event got its place.
 type placed struct {
-	slow  bool   // a later spooled event would not imply it
-	event *Event // where it is spooled
+	sandbox string
+	slow    bool   // a later spooled event would not imply it
+	event   *Event // where it is spooled
 }
 
 func failed(e Event, err error) Pending {
@@ -189,20 +194,20 @@ func (l *Log) headLocked(sandbox string) (*head, error) {
 	return h, nil
 }
 
-// settled takes note of what became of an event.
-func (l *Log) settled(place *placed, instead Event, err, insteadErr error) {
+// settled takes note of what became of an event, whose counter stand may take.
+func (l *Log) settled(place *placed, stand func() Event, err, insteadErr error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.heads[instead.Sandbox] // never dropped while something is queued
+	h := l.heads[place.sandbox] // never dropped while something is queued
 	if err != nil && insteadErr != nil {
 		// It stays queued, and in the way of spooled events: its counter is not in the store.
 		if !place.slow {
 			h.slow++
 		}
 		if place.event != nil {
-			instead = *place.event
+			stand = func() Event { return *place.event }
 		}
-		l.backlog = append(l.backlog, instead)
+		l.backlog = append(l.backlog, stand())
 		return
 	}
 	h.queued--

@@ -127,7 +127,7 @@ func (m *Manager) startProcess(ctx context.Context, p Principal, b *box, s Proce
 	if err != nil {
 		return Process{}, m.notStarted(pr, s, cause(sctx, err))
 	}
-	out, err := m.began(pr, s, info, with...)
+	out, err := m.began(pr, s, info, false, with...)
 	if err == nil {
 		m.watch(pr)
 	}
@@ -243,8 +243,9 @@ func recordable(argv []string) (out []string, short bool) {
 
 // began takes note of a process that the guest has started, and records it without waiting. Only
 // what comes with it is waited for: an idempotency key must be found by whoever asks next. Where the
-// sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
-func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
+// sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error. over says
+// that the process's end has been told, too: then the row that comes with the end is the only one.
+func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, over bool, with ...store.Write) (Process, error) {
 	b := pr.box
 	e := event(journal.ProcessStarted, pr.actor, askedFacts(s)).
 		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
@@ -259,11 +260,13 @@ func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, wit
 	out := pr.info
 	b.mu.Unlock()
 	waits := len(with) > 0
-	row, err := processRow(out)
-	if err == nil {
-		with = append(with, store.AddProcess(row))
-	} else {
-		m.log.Error("cannot record a process", "sandbox", b.id, "process", pr.id, "error", err)
+	if !over {
+		row, err := processRow(out)
+		if err == nil {
+			with = append(with, store.AddProcess(row))
+		} else {
+			m.log.Error("cannot record a process", "sandbox", b.id, "process", pr.id, "error", err)
+		}
 	}
 	if !waits {
 		m.journal.Post(e, with...)
@@ -312,7 +315,7 @@ func (m *Manager) settle(pr *proc, s ProcessSpec) {
 	info, err := pr.box.guest.Get(ctx, pr.id)
 	cancel()
 	if err == nil {
-		if _, err := m.began(pr, s, info); err == nil {
+		if _, err := m.began(pr, s, info, false); err == nil {
 			m.watch(pr)
 		}
 		return

@@ -113,7 +113,7 @@ func TestOneBadWriteFailsAlone(t *testing.T) {
 				return bad
 			}
 			return nil
-		})}, Instead: []Write{PutSetting(fmt.Sprint("instead", i), "x")}}))
+		})}, Instead: func() []Write { return []Write{PutSetting(fmt.Sprint("instead", i), "x")} }}))
 	}
 	for i, p := range all {
 		err := p.Wait()

@@ -28,6 +28,7 @@ const (
 	spoolKeep = 256 << 10
 	spoolMax  = 8 << 20
 	maxFrame  = 16 << 20
+	frameHead = 8
 )
 
 // The kinds of records. They are on disk: a number never changes its meaning.
@@ -40,7 +41,7 @@ const (
 // spool is guarded by writer.mu.
 type spool struct {
 	f      *os.File // nil where there is none: changes take the slow way
-	buf    []byte   // body of the next frame
+	buf    []byte   // the next frame, from its head on
 	size   int64
 	broken bool // an append failed: what comes after it could not be replayed
 	full   bool // wait until it can be emptied
@@ -62,6 +63,9 @@ func (s *spool) add(writes []Write) bool {
 			return false
 		}
 	}
+	if len(s.buf) == 0 {
+		s.buf = append(s.buf, make([]byte, frameHead)...)
+	}
 	for _, w := range writes {
 		s.buf = w.redo(s.buf)
 	}
@@ -71,15 +75,14 @@ func (s *spool) add(writes []Write) bool {
 
 // write appends the frame.
 func (s *spool) write() error {
-	frame := make([]byte, 8, 8+len(s.buf))
-	binary.LittleEndian.PutUint32(frame, uint32(len(s.buf)))
-	binary.LittleEndian.PutUint32(frame[4:], crc32.Checksum(s.buf, crc32.MakeTable(crc32.Castagnoli)))
-	frame = append(frame, s.buf...)
-	if _, err := s.f.WriteAt(frame, s.size); err != nil {
+	body := s.buf[frameHead:]
+	binary.LittleEndian.PutUint32(s.buf, uint32(len(body)))
+	binary.LittleEndian.PutUint32(s.buf[4:], crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli)))
+	if _, err := s.f.WriteAt(s.buf, s.size); err != nil {
 		s.broken = true
 		return fmt.Errorf("append to spool: %w", err)
 	}
-	s.size += int64(len(frame))
+	s.size += int64(len(s.buf))
 	s.buf = s.buf[:0]
 	s.full = s.size > spoolMax
 	return nil
@@ -145,7 +148,7 @@ func replay(r io.Reader, tx *Tx) error {
 
 // readFrame returns the next frame's body, nil at the end or where a frame is torn.
 func readFrame(r io.Reader) ([]byte, error) {
-	var head [8]byte
+	var head [frameHead]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, ignoreEnd(err)
 	}

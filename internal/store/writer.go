@@ -38,9 +38,9 @@ func (p Pending) InOrder() bool { return p.o.listed }
 // Change is what one caller wants written: together or not at all.
 type Change struct {
 	Writes []Write
-	// Instead, where it is set, is written at the same place in the order if Writes fail. (It is not
-	// where the change is spooled, and so has happened.)
-	Instead []Write
+	// Instead, where it is set, says what is written at the same place in the order if Writes fail. (That is
+	// not asked where the change is spooled, and so has happened.)
+	Instead func() []Write
 	// Synced asks for a flush to disk before the change counts as written.
 	Synced bool
 	// Spool asks for the change to survive the death of this process from Queue on, without a
@@ -208,11 +208,11 @@ func (w *writer) commitNext() {
 
 func (w *writer) commitAlone(o *op) {
 	err := w.commit(o)
-	if err == nil || len(o.Instead) == 0 || o.spooled {
+	if err == nil || o.Instead == nil || o.spooled {
 		w.finish(o, err, err)
 		return
 	}
-	w.finish(o, err, w.commit(&op{Change: Change{Writes: o.Instead, Synced: o.Synced}}))
+	w.finish(o, err, w.commit(&op{Change: Change{Writes: o.Instead(), Synced: o.Synced}}))
 }
 
 func (w *writer) commit(batch ...*op) error {

@@ -42,6 +42,8 @@ type Book struct {
 	mu     sync.Mutex
 	passwd file
 	group  file
+	last   *User  // what was found last,
+	asked  string // and by which word; only while neither file has changed
 }
 
 // file is one of the two, as it was last read.
@@ -56,8 +58,15 @@ type file struct {
 func (b *Book) Lookup(who string) (User, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	passwd := b.passwd.read(passwdPath)
-	group := b.group.read(groupPath)
+	passwd, changed := b.passwd.read(passwdPath)
+	group, changed2 := b.group.read(groupPath)
+	if changed || changed2 {
+		b.last = nil
+	}
+	if b.last != nil && b.asked == who {
+		return *b.last, nil
+	}
+	asked := who
 	who, groupName, withGroup := strings.Cut(who, ":")
 	u, ok := find(passwd, who)
 	if !ok {
@@ -78,6 +87,7 @@ func (b *Book) Lookup(who string) (User, error) {
 		return u, nil
 	}
 	u.Groups = groupsOf(group, u)
+	b.last, b.asked = &u, asked
 	return u, nil
 }
 
@@ -115,14 +125,19 @@ func (b *Book) Group(who string) (uint32, error) {
 func (b *Book) Names(uid, gid uint32) (owner, group string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	eachLine(b.passwd.read(passwdPath), func(f [][]byte) bool {
+	passwd, changed := b.passwd.read(passwdPath)
+	groups, changed2 := b.group.read(groupPath)
+	if changed || changed2 {
+		b.last = nil
+	}
+	eachLine(passwd, func(f [][]byte) bool {
 		if id, ok := number(f, 2); ok && id == uid {
 			owner = string(f[0])
 			return false
 		}
 		return true
 	})
-	eachLine(b.group.read(groupPath), func(f [][]byte) bool {
+	eachLine(groups, func(f [][]byte) bool {
 		if id, ok := number(f, 2); ok && id == gid {
 			group = string(f[0])
 			return false
@@ -132,27 +147,21 @@ func (b *Book) Names(uid, gid uint32) (owner, group string) {
 	return owner, group
 }
 
-// read returns the file's text, from the cache where the file is unchanged. A file that can't be
-// read is an empty one: then only numbers work, which is what a sandbox without it can have.
-func (f *file) read(path string) []byte {
+// read returns the file's text, from the cache where the file is unchanged, and else says so. A file that
+// can't be read is an empty one: then only numbers work, which is what a sandbox without it can have.
+func (f *file) read(path string) (text []byte, changed bool) {
+	// Whatever way the name leads here by now: only the very file that was read counts as unchanged.
 	var st unix.Stat_t
-	fd, err := resolve.Open(unix.AT_FDCWD, path, unix.O_PATH, 0)
-	if err != nil {
-		*f = file{}
-		return nil
-	}
-	err = unix.Fstat(fd, &st)
-	_ = unix.Close(fd)
-	if err == nil && f.seen.Ino != 0 && same(st, f.seen) {
-		return f.text
+	if err := unix.Lstat(path, &st); err == nil && f.seen.Ino != 0 && same(st, f.seen) {
+		return f.text, false
 	}
 	text, st, err := resolve.ReadConfig(path, maxFile)
 	if err != nil {
 		*f = file{}
-		return nil
+		return nil, true
 	}
 	*f = file{seen: st, text: text}
-	return text
+	return text, true
 }
 
 // same tells an unchanged file by its change time, which no process inside can set back.

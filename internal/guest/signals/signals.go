@@ -19,14 +19,15 @@ import "golang.org/x/sys/unix"
 // A true fault of ours, which the kernel forces, ends the guest at once and without a trace: it fails
 // closed, as it must. SIGCHLD goes nowhere, too: the reaper waits without it.
 //
-// Left alone are the runtime's own: SIGURG, by which it preempts, and the three real-time signals
-// that it keeps for calls on all threads and for the C library. It ignores those when others send
-// them. Package signal must not be used in this program, since it would put handlers back.
+// Left alone are the runtime's own: SIGURG, by which it preempts, and 33, by which it makes calls on all
+// threads. It ignores those when others send them. Package signal must not be used in this program, since it
+// would put handlers back. 32 and 34, which belong to the C library, count here because children inherit
+// what is ignored: glibc's posix_spawn, as make has it, starts programs with 32 ignored.
 func Shield() error {
 	for sig := unix.Signal(1); sig <= lastSignal; sig++ {
 		switch sig {
 		case unix.SIGKILL, unix.SIGSTOP: // can't be changed, and don't reach an init process
-		case unix.SIGURG, 32, 33, 34:
+		case unix.SIGURG, 33:
 		default:
 			if err := defaultAction(sig); err != nil {
 				return err

@@ -145,10 +145,12 @@ func (p *plan) enter(t *texts) {
 // sigSetMask is SIG_SETMASK of Linux on all architectures but alpha, mips, parisc and sparc.
 const sigSetMask = 2
 
+// perThread is what the runtime sends to its own threads, besides SIGURG (runtime.sigPerThreadSyscall).
+const perThread = 33
+
 // calm gives signals their default actions, then empties the mask, which beforeFork has filled. What
-// signals.Shield did for PID 1 holds here too, and spares a call for each of them. Left are the runtime's
-// own SIGURG and what the C library uses (32 to 34): ignored ones survive the exec, and glibc's posix_spawn,
-// as make has it, starts programs with 32 ignored.
+// signals.Shield did for PID 1 holds here too, and spares a call for each of them. Left are the two that the
+// runtime handles: until the exec the handlers would run in memory that is PID 1's.
 //
 //go:norace
 //go:nocheckptr
@@ -157,9 +159,7 @@ const sigSetMask = 2
 func (p *plan) calm(t *texts) {
 	byDefault := uintptr(unsafe.Pointer(&t.byDefault))
 	p.call4(stepSession, unix.SYS_RT_SIGACTION, uintptr(unix.SIGURG), byDefault, 0, 8)
-	for sig := uintptr(32); sig <= 34; sig++ {
-		p.call4(stepSession, unix.SYS_RT_SIGACTION, sig, byDefault, 0, 8)
-	}
+	p.call4(stepSession, unix.SYS_RT_SIGACTION, perThread, byDefault, 0, 8)
 	p.call4(stepSession, unix.SYS_RT_SIGPROCMASK, sigSetMask, uintptr(unsafe.Pointer(&t.noSignal)), 0, 8)
 }
 

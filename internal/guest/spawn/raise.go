@@ -143,16 +143,19 @@ func readBack(w guestwire.Walls, a *guestwire.WallsApplied) error {
 }
 
 // limitsOf returns the limits as the child sets them, none above what the guest itself may have:
-// raising a hard limit would be refused.
+// raising a hard limit would be refused. Those that the guest itself has are left out, since a child begins
+// with them; nobody inside can change the guest's.
 func limitsOf(rs []guestwire.Rlimit) ([]limit, error) {
-	out := make([]limit, len(rs))
-	for i, r := range rs {
+	out := make([]limit, 0, len(rs))
+	for _, r := range rs {
 		var own unix.Rlimit
 		if err := unix.Getrlimit(r.Resource, &own); err != nil {
 			return nil, fmt.Errorf("read limit %d: %w", r.Resource, err)
 		}
 		m := min(r.Max, own.Max)
-		out[i] = limit{uintptr(r.Resource), unix.Rlimit{Cur: m, Max: m}}
+		if own.Cur != m || own.Max != m {
+			out = append(out, limit{uintptr(r.Resource), unix.Rlimit{Cur: m, Max: m}})
+		}
 	}
 	return out, nil
 }

@@ -152,7 +152,10 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 		ShmBytes: s.Limits.MemoryBytes / shmShare,
 		Walls:    wall.walls,
 		Rlimits: []guestwire.Rlimit{
+			// Some of what walls asks for processes: what the guest has, they begin with.
 			{Resource: unix.RLIMIT_CORE, Max: 0},
+			{Resource: unix.RLIMIT_RTPRIO, Max: 0},
+			{Resource: unix.RLIMIT_NICE, Max: 0},
 			{Resource: unix.RLIMIT_NOFILE, Max: min(b.maxFiles, max(guestFiles, uint64(s.Limits.OpenFiles)))},
 		},
 		Hostname: "sandbox",
