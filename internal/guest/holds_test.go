@@ -83,6 +83,8 @@ func descriptors(t *testing.T, pid int) map[int]string {
 		kind, _, _ := strings.Cut(target, ":")
 		if fi, err := os.Stat(p); err == nil && fi.IsDir() {
 			kind = "directory " + target
+		} else if err == nil && fi.Mode()&os.ModeCharDevice != 0 {
+			kind = strings.TrimSuffix(kind, " (deleted)") // what the test inherited is the device, whatever became of its name
 		}
 		if fd <= 2 && pidIsTest(kind) {
 			kind = "stdio" // the test's own output

@@ -79,24 +79,6 @@ func (s *OutputStream) read() (Item, error) {
 	return item, nil
 }
 
-// Whole reports whether all that the guest has to say of the process has come already, so that Next need not
-// wait any more.
-func (s *OutputStream) Whole() bool {
-	r := s.x.r
-	rest, _ := r.Peek(r.Buffered()) // what is there can't fail
-	for len(rest) >= headerLen {
-		k, n, err := parseHeader([headerLen]byte(rest))
-		if err != nil || len(rest) < headerLen+n {
-			return false
-		}
-		if k == FrameEnd {
-			return true
-		}
-		rest = rest[headerLen+n:]
-	}
-	return false
-}
-
 // Offset returns where the next item begins: what to resume from after an error.
 func (s *OutputStream) Offset() int64 { return s.next }
 

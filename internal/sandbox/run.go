@@ -59,7 +59,7 @@ func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, o RunOptions
 	defer stream.Close()
 	defer context.AfterFunc(ctx, cancel)()
 	watcher := time.AfterFunc(watchAfter, func() { m.watch(pr) })
-	started, err := m.began(pr, s, info, stream.Whole())
+	started, err := m.began(pr, s, info)
 	if err != nil {
 		watcher.Stop()
 		return Process{}, err

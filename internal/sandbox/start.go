@@ -127,7 +127,7 @@ func (m *Manager) startProcess(ctx context.Context, p Principal, b *box, s Proce
 	if err != nil {
 		return Process{}, m.notStarted(pr, s, cause(sctx, err))
 	}
-	out, err := m.began(pr, s, info, false, with...)
+	out, err := m.began(pr, s, info, with...)
 	if err == nil {
 		m.watch(pr)
 	}
@@ -243,9 +243,8 @@ func recordable(argv []string) (out []string, short bool) {
 
 // began takes note of a process that the guest has started, and records it without waiting. Only
 // what comes with it is waited for: an idempotency key must be found by whoever asks next. Where the
-// sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error. over says
-// that the process's end has been told, too: then the row that comes with the end is the only one.
-func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, over bool, with ...store.Write) (Process, error) {
+// sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
+func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
 	b := pr.box
 	e := event(journal.ProcessStarted, pr.actor, askedFacts(s)).
 		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
@@ -260,14 +259,7 @@ func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, ove
 	out := pr.info
 	b.mu.Unlock()
 	waits := len(with) > 0
-	if !over {
-		row, err := processRow(out)
-		if err == nil {
-			with = append(with, store.AddProcess(row))
-		} else {
-			m.log.Error("cannot record a process", "sandbox", b.id, "process", pr.id, "error", err)
-		}
-	}
+	with = append(with, store.AddProcess(lateRow(out)))
 	if !waits {
 		m.journal.Post(e, with...)
 	} else if _, err := m.journal.Record(m.ctx, e, with...); err != nil {
@@ -315,7 +307,7 @@ func (m *Manager) settle(pr *proc, s ProcessSpec) {
 	info, err := pr.box.guest.Get(ctx, pr.id)
 	cancel()
 	if err == nil {
-		if _, err := m.began(pr, s, info, false); err == nil {
+		if _, err := m.began(pr, s, info); err == nil {
 			m.watch(pr)
 		}
 		return
@@ -355,15 +347,33 @@ func cut(s string) string {
 }
 
 func processRow(p Process) (store.Process, error) {
-	p.Argv, _ = recordable(p.Argv)
-	p.Attached = false
-	text, err := json.Marshal(p)
+	text, err := processText(p)
 	if err != nil {
 		return store.Process{}, fmt.Errorf("encode process %s: %w", p.ID, err)
 	}
+	row := lateRow(p)
+	row.Body, row.Late = text, nil
+	return row, nil
+}
+
+// lateRow is processRow for a process that runs: where its end comes soon, nobody reads what it was before.
+func lateRow(p Process) store.Process {
 	return store.Process{
-		Sandbox: p.SandboxID, ID: p.ID, Started: nanos(p.StartedAt), Ended: nanos(p.EndedAt), Body: text,
-	}, nil
+		Sandbox: p.SandboxID, ID: p.ID, Started: nanos(p.StartedAt), Ended: nanos(p.EndedAt),
+		Late: func() []byte {
+			text, err := processText(p)
+			if err != nil { // which a process that has only begun gives no cause for
+				text, _ = processText(Process{ID: p.ID, SandboxID: p.SandboxID})
+			}
+			return text
+		},
+	}
+}
+
+func processText(p Process) ([]byte, error) {
+	p.Argv, _ = recordable(p.Argv)
+	p.Attached = false
+	return json.Marshal(p)
 }
 
 func ofProcessRow(r store.Process) (Process, error) {

@@ -22,6 +22,8 @@ import (
 type listener struct {
 	net.Listener
 	http *http.Server
+	// direct stands in front of http where plain is spoken.
+	direct *direct
 	// plain and secure say what is spoken there.
 	plain, secure bool
 	// debug says that it serves E2B's debug mode alone.
@@ -51,7 +53,11 @@ func (s *Server) listen(ctx context.Context) error {
 }
 
 func (s *Server) add(l net.Listener, plain, secure bool) {
-	s.listeners = append(s.listeners, listener{Listener: l, http: s.newHTTP(plain, secure), plain: plain, secure: secure})
+	way := listener{Listener: l, http: s.newHTTP(plain, secure), plain: plain, secure: secure}
+	if plain {
+		way.direct = newDirect(way.http, s.log)
+	}
+	s.listeners = append(s.listeners, way)
 	s.undo.Add(func() { _ = l.Close() })
 }
 
@@ -124,13 +130,15 @@ func (s *Server) serve(l listener) error {
 		both := split(l)
 		go both.run()
 		var g errgroup.Group
-		g.Go(func() error { return l.http.Serve(both.plain) })
+		g.Go(func() error { return l.http.Serve(l.direct.before(both.plain)) })
 		g.Go(func() error { return l.http.ServeTLS(both.secure, "", "") })
 		err = g.Wait()
 	case l.secure:
 		err = l.http.ServeTLS(l, "", "")
+	case l.direct != nil:
+		err = l.http.Serve(l.direct.before(l.Listener))
 	default:
-		err = l.http.Serve(l)
+		err = l.http.Serve(l.Listener)
 	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -140,6 +148,9 @@ func (s *Server) serve(l listener) error {
 
 // connContext marks connections whose other end is root or the server's own user: these need no key.
 func connContext(ctx context.Context, c net.Conn) context.Context {
+	if b, ok := c.(*begun); ok {
+		c = b.Conn
+	}
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return ctx

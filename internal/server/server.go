@@ -208,6 +208,9 @@ func (s *Server) Run(ctx context.Context) error {
 			if err := l.http.Shutdown(drain); err != nil {
 				all = append(all, l.http.Close()) // the time is over: cut what is left
 			}
+			if l.direct != nil {
+				l.direct.shutdown(drain)
+			}
 		}
 		return errors.Join(all...)
 	})

@@ -132,9 +132,16 @@ func (h *half) Accept() (net.Conn, error) {
 	}
 }
 
-// peek returns the first byte that comes without taking it (recv(2), MSG_PEEK), so that whoever reads
-// the connection next needs no wrapper around it.
+// peek returns the first byte that comes.
 func peek(c net.Conn) (byte, error) {
+	var first [1]byte
+	_, err := peekInto(c, first[:])
+	return first[0], err
+}
+
+// peekInto waits for something to come and fills buf with it, as far as it goes, without taking it (recv(2),
+// MSG_PEEK), so that whoever reads the connection next needs no wrapper around it.
+func peekInto(c net.Conn, buf []byte) (int, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return 0, errors.New("connection has no descriptor")
@@ -143,12 +150,11 @@ func peek(c net.Conn) (byte, error) {
 	if err != nil {
 		return 0, err
 	}
-	var first [1]byte
 	var n int
 	var recvErr error
 	err = raw.Read(func(fd uintptr) bool {
 		for {
-			n, _, recvErr = syscall.Recvfrom(int(fd), first[:], syscall.MSG_PEEK)
+			n, _, recvErr = syscall.Recvfrom(int(fd), buf, syscall.MSG_PEEK)
 			if !errors.Is(recvErr, syscall.EINTR) {
 				return !errors.Is(recvErr, syscall.EAGAIN)
 			}
@@ -162,5 +168,5 @@ func peek(c net.Conn) (byte, error) {
 	case n == 0:
 		return 0, io.EOF
 	}
-	return first[0], nil
+	return n, nil
 }

@@ -12,6 +12,9 @@ type Process struct {
 	Started int64 // Unix nanoseconds
 	Ended   int64 // 0: not ended, as far as the store knows
 	Body    []byte
+	// Late gives the Body when it is written, where it is set: a row that another replaces before that
+	// is not made at all. Any goroutine may call it, more than once; it must not use the database.
+	Late func() []byte
 }
 
 const (
@@ -31,7 +34,7 @@ func (p Process) write(kind byte, query string) Write {
 		do: func(tx *Tx) error { return p.insert(tx, query) },
 		redo: func(b []byte) []byte {
 			b = appendText(appendText(append(b, kind), p.Sandbox), p.ID)
-			return appendText(binary.AppendVarint(binary.AppendVarint(b, p.Started), p.Ended), p.Body)
+			return appendText(binary.AppendVarint(binary.AppendVarint(b, p.Started), p.Ended), p.body())
 		},
 	}
 	if kind == redoAddProcess {
@@ -42,8 +45,15 @@ func (p Process) write(kind byte, query string) Write {
 	return w
 }
 
+func (p Process) body() []byte {
+	if p.Late != nil {
+		return p.Late()
+	}
+	return p.Body
+}
+
 func (p Process) insert(tx *Tx, query string) error {
-	return tx.exec(query, p.Sandbox, p.ID, p.Started, p.Ended, p.Body)
+	return tx.exec(query, p.Sandbox, p.ID, p.Started, p.Ended, p.body())
 }
 
 const processColumns = "SELECT sandbox, id, started, ended, body FROM processes "

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // The spool is a file beside the database to which changes are appended in the order of the queue. A
@@ -29,6 +30,10 @@ const (
 	spoolMax  = 8 << 20
 	maxFrame  = 16 << 20
 	frameHead = 8
+	// bufKeep is how much memory is kept for the next frame.
+	bufKeep = 64 << 10
+	// lookAhead is how many writes lie between an added row and the put that makes it needless, at most.
+	lookAhead = 64
 )
 
 // The kinds of records. They are on disk: a number never changes its meaning.
@@ -41,7 +46,8 @@ const (
 // spool is guarded by writer.mu.
 type spool struct {
 	f      *os.File // nil where there is none: changes take the slow way
-	buf    []byte   // the next frame, from its head on
+	next   []Write  // what the next frame holds
+	buf    []byte   // for frames
 	size   int64
 	broken bool // an append failed: what comes after it could not be replayed
 	full   bool // wait until it can be emptied
@@ -63,18 +69,28 @@ func (s *spool) add(writes []Write) bool {
 			return false
 		}
 	}
-	if len(s.buf) == 0 {
-		s.buf = append(s.buf, make([]byte, frameHead)...)
-	}
-	for _, w := range writes {
-		s.buf = w.redo(s.buf)
-	}
+	s.next = append(s.next, writes...)
 	s.unsettled++
 	return true
 }
 
+// encode makes the frame. A row that is put later in it need not be added before.
+func (s *spool) encode() {
+	s.buf = append(s.buf[:0], make([]byte, frameHead)...)
+	for i, w := range s.next {
+		near := s.next[i:min(i+lookAhead, len(s.next))]
+		if w.adds != "" && slices.ContainsFunc(near, func(o Write) bool { return o.puts == w.adds }) {
+			continue
+		}
+		s.buf = w.redo(s.buf)
+	}
+	clear(s.next)
+	s.next = s.next[:0]
+}
+
 // write appends the frame.
 func (s *spool) write() error {
+	s.encode()
 	body := s.buf[frameHead:]
 	binary.LittleEndian.PutUint32(s.buf, uint32(len(body)))
 	binary.LittleEndian.PutUint32(s.buf[4:], crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli)))
@@ -83,7 +99,9 @@ func (s *spool) write() error {
 		return fmt.Errorf("append to spool: %w", err)
 	}
 	s.size += int64(len(s.buf))
-	s.buf = s.buf[:0]
+	if cap(s.buf) > bufKeep {
+		s.buf = nil
+	}
 	s.full = s.size > spoolMax
 	return nil
 }
@@ -96,7 +114,8 @@ func (s *spool) settle(refused bool) {
 	if s.unsettled--; s.unsettled > 0 || s.keep {
 		return
 	}
-	s.buf = s.buf[:0]
+	clear(s.next)
+	s.next = s.next[:0]
 	if s.size <= spoolKeep {
 		return
 	}

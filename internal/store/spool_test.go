@@ -134,8 +134,8 @@ func TestSpoolIsEmptied(t *testing.T) {
 	}
 	db.writer.mu.Lock()
 	defer db.writer.mu.Unlock()
-	if s := db.writer.spool; s.unsettled != 0 || s.size > spoolKeep || len(s.buf) != 0 {
-		t.Errorf("spool %+v", s)
+	if s := db.writer.spool; s.unsettled != 0 || s.size > spoolKeep || len(s.next) != 0 {
+		t.Errorf("spool %d, %d, %d", len(s.next), s.size, s.unsettled)
 	}
 }
 
@@ -193,9 +193,9 @@ func TestAcknowledgedChangeOutlivesADatabaseThatRefusesIt(t *testing.T) {
 }
 
 func FuzzReplay(f *testing.F) {
-	s := spool{buf: AddEvent(testEvent(1)).redo(nil)}
-	f.Add(s.buf)
-	f.Add(PutProcess(Process{Sandbox: "s", ID: "p"}).redo(s.buf))
+	body := AddEvent(testEvent(1)).redo(nil)
+	f.Add(body)
+	f.Add(PutProcess(Process{Sandbox: "s", ID: "p"}).redo(body))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for len(body) > 0 {
@@ -209,4 +209,33 @@ func FuzzReplay(f *testing.F) {
 			body = rest
 		}
 	})
+}
+
+// TestLateRows: a row that its successor replaces before it is written is never made, neither in the spool nor in
+// the database; another one is.
+func TestLateRows(t *testing.T) {
+	dir := t.TempDir()
+	db := open(t, Config{Dir: dir, FlushEvery: time.Hour})
+	late := func(id string) Write {
+		return AddProcess(Process{Sandbox: "s", ID: id, Late: func() []byte {
+			if id == "short" {
+				t.Error("a row was made that is not needed")
+			}
+			return []byte(id)
+		}})
+	}
+	db.Queue(Change{Writes: []Write{late("short")}})
+	db.Queue(Change{Writes: []Write{late("long")}})
+	if !db.Queue(Change{Writes: []Write{PutProcess(Process{Sandbox: "s", ID: "short", Ended: 1, Body: []byte("end")})}, Spool: true}).Spooled() {
+		t.Fatal("not spooled")
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{"short": "end", "long": "long"} {
+		p, ok, err := db.GetProcess(t.Context(), "s", id)
+		if err != nil || !ok || string(p.Body) != want {
+			t.Errorf("%s: %s, %v, %v", id, p.Body, ok, err)
+		}
+	}
 }
