@@ -58,11 +58,7 @@ type file struct {
 func (b *Book) Lookup(who string) (User, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	passwd, changed := b.passwd.read(passwdPath)
-	group, changed2 := b.group.read(groupPath)
-	if changed || changed2 {
-		b.last = nil
-	}
+	passwd, group := b.filesLocked()
 	if b.last != nil && b.asked == who {
 		return *b.last, nil
 	}
@@ -114,22 +110,29 @@ const maxID = 1<<32 - 2
 func (b *Book) Group(who string) (uint32, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	gid, ok := findGroup(b.group.read(groupPath), who)
+	_, groups := b.filesLocked()
+	gid, ok := findGroup(groups, who)
 	if !ok {
 		return 0, errs.New(errs.NotFound, "no such group in the sandbox: %s", strconv.Quote(who))
 	}
 	return gid, nil
 }
 
+// filesLocked returns the text of both files. What was found before is forgotten where one has changed.
+func (b *Book) filesLocked() (passwd, group []byte) {
+	passwd, changed := b.passwd.read(passwdPath)
+	group, changed2 := b.group.read(groupPath)
+	if changed || changed2 {
+		b.last = nil
+	}
+	return passwd, group
+}
+
 // Names returns the names of a uid and a gid, "" where there are none.
 func (b *Book) Names(uid, gid uint32) (owner, group string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	passwd, changed := b.passwd.read(passwdPath)
-	groups, changed2 := b.group.read(groupPath)
-	if changed || changed2 {
-		b.last = nil
-	}
+	passwd, groups := b.filesLocked()
 	eachLine(passwd, func(f [][]byte) bool {
 		if id, ok := number(f, 2); ok && id == uid {
 			owner = string(f[0])
