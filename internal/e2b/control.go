@@ -75,7 +75,12 @@ func (a *API) routes() []route {
 
 		{"GET /teams", policy.SandboxRead, serveTeams},
 		{"GET /volumes", policy.SandboxRead, serveNone},
-		{"GET /secrets", policy.SandboxRead, serveNone},
+
+		{"GET /secrets", policy.Secrets, a.secrets},
+		{"POST /secrets", policy.Secrets, a.createSecret},
+		{"GET /secrets/{id}", policy.Secrets, a.getSecret},
+		{"POST /secrets/{id}", policy.Secrets, a.updateSecret},
+		{"DELETE /secrets/{id}", policy.Secrets, a.deleteSecret},
 	}
 }
 

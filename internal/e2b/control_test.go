@@ -81,21 +81,22 @@ func TestCreateRefuses(t *testing.T) {
 		`[]`:                                            "400 the body must be an object, not array",
 		`{"templateID":5}`:                              "400 templateID must be of type string, not number",
 		`{"templateID":"x","timeout":""}`:               "400 timeout must be of type integer, not string",
-		`{"templateID":"base","autoPauseMemory":false}`:                                                               "400 only applies when autoPause is true",
-		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`:                "400 cannot be combined with autoResume",
-		`{"templateID":"base","iam":{"tokens":{"a":{}}}}`:                                                             "501 iam",
-		`{"templateID":"base","volumeMounts":[{"name":"v","path":"/v"}]}`:                                             "501 volumeMounts",
-		`{"templateID":"base","network":{"allowOut":["1.1.1.1"]}}`:                                                    "501 allowOut",
-		`{"templateID":"base","network":{"rules":{"a.test":[{"transform":{"headers":{"X-A":"b"}}}]}}}`:                "501 rules",
-		`{"templateID":"base","network":{"rules":{"a.test":[{"forwardURL":"b"}]}}}`:                                   "400 the rules of a.test",
-		`{"templateID":"base","network":{"rules":{"10.0.0.1/8":[]}}}`:                                                 "400 invalid network rule domain",
-		`{"templateID":"base","network":{"rules":{"a.test":[{"transform":{"headers":{"X-A":"${e2b.secrets.x}"}}}]}}}`: "501 e2b",
-		`{"templateID":"base","network":{"egressProxy":{"address":"a:1"}}}`:                                           "501 egressProxy",
-		`{"templateID":"base","network":{"denyOut":["example.com"]}}`:                                                 "400 invalid denied CIDR example.com",
-		`{"templateID":"base","network":{"allowOut":["a b"]}}`:                                                        "400 invalid allowed address a b",
-		`{"templateID":"base","network":{"allowOut":["example.com"]}}`:                                                "400 you must include 'ALL_TRAFFIC'",
-		`{"templateID":"base","network":{"maskRequestHost":"bad host"}}`:                                              "400 mask request host is not valid: bad host",
-		`{"templateID":"base","envVars":{"1BAD":"x"}}`:                                                                "400 env",
+		`{"templateID":"base","autoPauseMemory":false}`:                                                                       "400 only applies when autoPause is true",
+		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`:                        "400 cannot be combined with autoResume",
+		`{"templateID":"base","iam":{"tokens":{"a":{}}}}`:                                                                     "501 iam",
+		`{"templateID":"base","volumeMounts":[{"name":"v","path":"/v"}]}`:                                                     "501 volumeMounts",
+		`{"templateID":"base","network":{"allowOut":["1.1.1.1"]}}`:                                                            "501 allowOut",
+		`{"templateID":"base","network":{"rules":{"a.test":[{"transform":{"headers":{"X-A":"b"}}}]}}}`:                        "501 rules",
+		`{"templateID":"base","network":{"rules":{"a.test":[{"forwardURL":"b"}]}}}`:                                           "400 the rules of a.test",
+		`{"templateID":"base","network":{"rules":{"10.0.0.1/8":[]}}}`:                                                         "400 invalid network rule domain",
+		`{"templateID":"base","network":{"rules":{"a.test":[{"transform":{"headers":{"X-A":"${e2b.identity.tokens.x}"}}}]}}}`: "501 e2b",
+		`{"templateID":"base","network":{"rules":{"a.test":[{"transform":{"headers":{"X-A":"${e2b.secret.x}"}}}]}}}`:          "400 not ${e2b.secrets.NAME}",
+		`{"templateID":"base","network":{"egressProxy":{"address":"a:1"}}}`:                                                   "501 egressProxy",
+		`{"templateID":"base","network":{"denyOut":["example.com"]}}`:                                                         "400 invalid denied CIDR example.com",
+		`{"templateID":"base","network":{"allowOut":["a b"]}}`:                                                                "400 invalid allowed address a b",
+		`{"templateID":"base","network":{"allowOut":["example.com"]}}`:                                                        "400 you must include 'ALL_TRAFFIC'",
+		`{"templateID":"base","network":{"maskRequestHost":"bad host"}}`:                                                      "400 mask request host is not valid: bad host",
+		`{"templateID":"base","envVars":{"1BAD":"x"}}`:                                                                        "400 env",
 	} {
 		status, text, _ := strings.Cut(want, " ")
 		var n int
@@ -160,7 +161,7 @@ func TestAuthentication(t *testing.T) {
 		}
 	}
 	h.refused(h.send("GET", "/secrets/x", ""), 401, "no API key") // also what there is not
-	h.refused(h.call("GET", "/secrets/x", ""), 501, "GET /secrets/x")
+	h.refused(h.call("GET", "/secrets/x", ""), 404, "not found")
 	if a := h.send("GET", "/sandboxes/"+s.SandboxID, "", "Authorization", "Bearer "+h.key); a.status != http.StatusOK {
 		t.Errorf("bearer: %d %s", a.status, a.body)
 	}
@@ -523,7 +524,7 @@ func TestNotYet(t *testing.T) {
 	h := newHarness(t)
 	s := h.create("")
 	for _, c := range []string{
-		"POST /volumes", "POST /secrets", "GET /teams/x/metrics", "GET /events/sandboxes", "PATCH /sandboxes",
+		"POST /volumes", "GET /teams/x/metrics", "GET /events/sandboxes", "PATCH /sandboxes",
 	} {
 		method, path, _ := strings.Cut(c, " ")
 		h.refused(h.call(method, strings.Replace(path, "ID", s.SandboxID, 1), `{}`), 501, "does not support it yet")

@@ -44,6 +44,8 @@ type Config struct {
 	Usage *usage.History
 	// Transforms keeps headers that are put on sandboxes' requests; nil: there are none.
 	Transforms Transforms
+	// Secrets keeps secrets, which headers may name; nil: there are none.
+	Secrets Secrets
 	// Secret is what tokens are derived from. It must stay the same for tokens to.
 	Secret []byte
 	// Domain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.

@@ -179,7 +179,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 	h.usage = usage.New(usage.Config{Source: h.manager, Every: time.Nanosecond})
 	h.api, err = New(Config{
 		Manager: h.manager, Keys: keys, Envd: h.envd, Usage: h.usage, Secret: []byte("the secret of this test"), Domain: "e2b.test:8443",
-		Log: slog.New(slog.NewTextHandler(h.log, nil)), Transforms: h.vault,
+		Log: slog.New(slog.NewTextHandler(h.log, nil)), Transforms: h.vault, Secrets: h.vault,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -56,11 +56,17 @@ func (n *networkConfig) transforms() ([]secret.Transform, error) {
 			}
 			for _, name := range slices.Sorted(maps.Keys(r.Transform.Headers)) {
 				value := r.Transform.Headers[name]
-				if strings.Contains(value, "${e2b.") {
-					return nil, notYet("network.rules with ${e2b.…}")
+				if strings.Contains(value, secret.FillMark) {
+					return nil, fail(http.StatusBadRequest, "network.rules: the header %s holds a NUL byte", name)
 				}
-				list = append(list, secret.Transform{Host: domain, Header: name, Value: secret.NewValue([]byte(value))})
-				r.Transform.Headers[name] = hidden
+				text, names, err := fills(value)
+				if err != nil {
+					return nil, err
+				}
+				list = append(list, secret.Transform{
+					Host: domain, Except: n.closer(domain), Header: name, Value: secret.NewValue([]byte(text)), Fills: names,
+				})
+				r.Transform.Headers[name] = shownValue(value, text)
 			}
 		}
 		text, err := json.Marshal(rules)
@@ -71,6 +77,21 @@ func (n *networkConfig) transforms() ([]secret.Transform, error) {
 	}
 	n.Rules = shown
 	return list, nil
+}
+
+// closer returns the other domains of the rules that a wildcard stands for: of several, the closest holds alone.
+func (n *networkConfig) closer(domain string) []string {
+	suffix, ok := strings.CutPrefix(domain, "*")
+	if !ok {
+		return nil
+	}
+	var out []string
+	for _, other := range slices.Sorted(maps.Keys(n.Rules)) {
+		if other != domain && strings.HasSuffix(strings.ToLower(other), strings.ToLower(suffix)) {
+			out = append(out, other)
+		}
+	}
+	return out
 }
 
 // putTransforms keeps the headers for a sandbox. It refuses them where nothing would put them on a request.

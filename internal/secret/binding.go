@@ -108,7 +108,9 @@ type Binding struct {
 	ID    string   `json:"id"`
 	For   Selector `json:"for"`
 	Hosts []string `json:"hosts"` // as ParseHost reads them
-	Place Place    `json:"place"`
+	// Except are hosts among them that it is not for.
+	Except []string `json:"except,omitempty"`
+	Place  Place    `json:"place"`
 	// Methods and Paths narrow it; empty: any. A path ends in * for all that begin so.
 	Methods []string `json:"methods,omitempty"`
 	Paths   []string `json:"paths,omitempty"`
@@ -130,15 +132,13 @@ func (b *Binding) check() error {
 	if len(b.Hosts) == 0 || len(b.Hosts) > maxHosts {
 		return invalid("the binding has %d hosts: name 1 to %d", len(b.Hosts), maxHosts)
 	}
-	hosts := make([]string, len(b.Hosts))
-	for i, text := range b.Hosts {
-		h, err := ParseHost(text)
-		if err != nil {
-			return err
-		}
-		hosts[i] = h.String()
+	var err error
+	if b.Hosts, err = canonicalHosts(b.Hosts); err != nil {
+		return err
 	}
-	b.Hosts = hosts
+	if b.Except, err = canonicalHosts(b.Except); err != nil {
+		return err
+	}
 	if err := b.Place.check(b.Always); err != nil {
 		return err
 	}
@@ -146,6 +146,18 @@ func (b *Binding) check() error {
 		return invalid("%.80q is no variable's name", b.Env)
 	}
 	return b.checkLimits()
+}
+
+func canonicalHosts(list []string) ([]string, error) {
+	var out []string
+	for _, text := range list {
+		h, err := ParseHost(text)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, h.String())
+	}
+	return out, nil
 }
 
 func (b *Binding) checkLimits() error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -22,6 +23,10 @@ type SetRequest struct {
 	Source Source // Kind "": Stored
 	// Shape is how placeholders look; nil: as it was, or Casemate's own.
 	Shape *Shape
+	// Metadata replaces what there was; nil: as it was.
+	Metadata map[string]string
+	// New fails where there is a secret of that name: AlreadyExists.
+	New bool
 }
 
 // Set makes a secret, or gives the one of that name a new version; bindings stay. Kinds:
@@ -40,6 +45,9 @@ func (v *Vault) Set(ctx context.Context, c Caller, r SetRequest) (Secret, error)
 		s = e.clone()
 	}
 	v.mu.Unlock()
+	if e != nil && r.New {
+		return Secret{}, errs.New(errs.AlreadyExists, "there is a secret called %s already", r.Name)
+	}
 	now := v.now()
 	if e == nil {
 		if n >= maxSecrets {
@@ -49,6 +57,9 @@ func (v *Vault) Set(ctx context.Context, c Caller, r SetRequest) (Secret, error)
 		s = Secret{ID: id.New(id.Secret), Owner: c.owner(), Name: r.Name, Class: Other, CreatedAt: now}
 	}
 	s.Class = or(r.Class, s.Class)
+	if r.Metadata != nil {
+		s.Metadata = maps.Clone(r.Metadata)
+	}
 	if r.Shape != nil {
 		s.Shape = *r.Shape
 	}
@@ -70,6 +81,14 @@ func (v *Vault) Set(ctx context.Context, c Caller, r SetRequest) (Secret, error)
 // Rotate gives a secret a new value; sandboxes use it from their next request on. An external one is
 // read again instead, and value must be empty. Kinds: InvalidArgument, NotFound.
 func (v *Vault) Rotate(ctx context.Context, c Caller, ref string, value Value) (Secret, error) {
+	return v.RotateWith(ctx, c, ref, value, nil)
+}
+
+// RotateWith is Rotate, with metadata that replaces what there was unless it is nil.
+func (v *Vault) RotateWith(ctx context.Context, c Caller, ref string, value Value, metadata map[string]string) (Secret, error) {
+	if err := checkMetadata(metadata); err != nil {
+		return Secret{}, err
+	}
 	v.changing.Lock()
 	defer v.changing.Unlock()
 	e, err := v.find(c, ref)
@@ -79,6 +98,9 @@ func (v *Vault) Rotate(ctx context.Context, c Caller, ref string, value Value) (
 	v.mu.Lock()
 	s := e.clone()
 	v.mu.Unlock()
+	if metadata != nil {
+		s.Metadata = maps.Clone(metadata)
+	}
 	if s.Source.Kind == Stored {
 		if err := value.check(); err != nil {
 			return Secret{}, err
@@ -242,6 +264,9 @@ func (r SetRequest) check(c Caller) error {
 			return err
 		}
 	}
+	if err := checkMetadata(r.Metadata); err != nil {
+		return err
+	}
 	if r.Source.Kind == "" || r.Source.Kind == Stored {
 		return r.Value.check()
 	}
@@ -253,6 +278,28 @@ func (r SetRequest) check(c Caller) error {
 		return invalid("a secret has a value or an external source, not both")
 	}
 	return r.Source.check()
+}
+
+// The bounds of metadata, those of E2B's.
+const (
+	maxMetadata      = 32
+	maxMetadataKey   = 128
+	maxMetadataValue = 1024
+	maxMetadataBytes = 8192
+)
+
+func checkMetadata(m map[string]string) error {
+	size := 0
+	for k, v := range m {
+		size += len(k) + len(v)
+		if k == "" || len(k) > maxMetadataKey || len(v) > maxMetadataValue {
+			return invalid("metadata %.40q: keys have 1 to %d bytes, values at most %d", k, maxMetadataKey, maxMetadataValue)
+		}
+	}
+	if len(m) > maxMetadata || size > maxMetadataBytes {
+		return invalid("metadata has %d entries of %d bytes, limits %d and %d", len(m), size, maxMetadata, maxMetadataBytes)
+	}
+	return nil
 }
 
 func (v Value) check() error {

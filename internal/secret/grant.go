@@ -25,14 +25,17 @@ type Credential struct {
 	Value Value
 	// Previous is the value before the last rotation, for taking it out of responses; may be empty.
 	Previous Value
+	// Also are further values that must not come back.
+	Also     []Value
 	Bindings []Binding
 }
 
 // Grants returns what the sandbox may use, by name: the secrets of its owner and of the server that
 // have a binding for it. Values that can't be opened are empty, and the log says why.
 func (v *Vault) Grants(ctx context.Context, sub Subject) []Credential {
+	fills := v.fillsOf(sub)
 	v.refresh(ctx, func(e *entry) bool {
-		e.needed = e.needed || e.grantedTo(sub)
+		e.needed = e.needed || e.grantedTo(sub) || fills[e.Name]
 		return !e.loaded && v.due(e)
 	})
 	v.mu.Lock()
@@ -56,6 +59,9 @@ func (v *Vault) Grants(ctx context.Context, sub Subject) []Credential {
 		}
 		v.loadLocked(e)
 		c.Value, c.Previous = e.value, e.previous
+		if e.Sandbox != "" {
+			v.transformLocked(&c, e, sub.Template)
+		}
 		all = append(all, c)
 	}
 	slices.SortFunc(all, func(a, b Credential) int {
@@ -64,7 +70,42 @@ func (v *Vault) Grants(ctx context.Context, sub Subject) []Credential {
 	return all
 }
 
+// transformLocked completes the credential of a transform: with the values of the secrets that it names.
+func (v *Vault) transformLocked(c *Credential, e *entry, template string) {
+	if len(e.Fills) == 0 {
+		c.Also = words(e.value)
+		return
+	}
+	var missing string
+	if c.Value, c.Previous, c.Also, missing = v.filledLocked(e, template); missing != "" {
+		c.Name = missing // whose lack refusals tell of
+		return
+	}
+	c.Name = strings.Join(e.Fills, ", ")
+	if f := v.fillLocked(e, e.Fills[0], template); f != nil {
+		c.Version = f.Version
+	}
+}
+
+// fillsOf returns the names of secrets that a sandbox's transforms need.
+func (v *Vault) fillsOf(sub Subject) map[string]bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	names := make(map[string]bool)
+	for _, e := range v.entries {
+		if e.Sandbox == sub.ID && e.Sandbox != "" {
+			for _, name := range e.Fills {
+				names[name], names[strings.ToLower(name)] = true, true
+			}
+		}
+	}
+	return names
+}
+
 func (e *entry) grantedTo(sub Subject) bool {
+	if e.Sandbox != "" {
+		return e.Sandbox == sub.ID // whoever may change that sandbox has given it to it
+	}
 	if e.Owner != "" && e.Owner != sub.Owner {
 		return false
 	}
@@ -201,13 +242,25 @@ func (v *Vault) Used(secretID string, at time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	e, ok := v.entries[secretID]
-	if !ok || !at.After(e.UsedAt) {
+	if !ok {
+		return
+	}
+	for _, name := range e.Fills {
+		if f := v.fillLocked(e, name, ""); f != nil {
+			v.usedLocked(f, at)
+		}
+	}
+	v.usedLocked(e, at)
+}
+
+func (v *Vault) usedLocked(e *entry, at time.Time) {
+	if !at.After(e.UsedAt) {
 		return
 	}
 	e.UsedAt = at.UTC()
 	if at.Sub(e.usedWritten) >= usedEvery {
 		e.usedWritten = at
-		v.cfg.DB.Queue(store.Change{Writes: []store.Write{store.SecretUsed(secretID, at.UnixNano())}})
+		v.cfg.DB.Queue(store.Change{Writes: []store.Write{store.SecretUsed(e.ID, at.UnixNano())}})
 		v.cfg.DB.Kick()
 	}
 }

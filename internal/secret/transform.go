@@ -1,6 +1,7 @@
 package secret
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -17,14 +18,24 @@ import (
 // Transform puts a header on every request of one sandbox to a host. Its value may be a key, so it is kept as
 // secrets are; it has no name and no placeholder, and goes with the sandbox.
 type Transform struct {
-	Host   string // as ParseHost reads it
+	Host string // as ParseHost reads it
+	// Except are hosts among those that Host stands for which it is not for.
+	Except []string
 	Header string
-	Value  Value
+	// Value is the header's. Each NUL byte in it stands for the current value of a secret: of the next one in Fills.
+	Value Value
+	// Fills are names of secrets of whoever sets the transform. They need not be there yet, but then, and where the
+	// policy of their class does not allow it, requests that need them are refused.
+	Fills []string
 }
+
+// FillMark is what stands in a Transform's value for a secret's.
+const FillMark = "\x00"
 
 // maxTransforms bounds those of one sandbox, and sweepAfter is how old they are before they are swept.
 const (
 	maxTransforms = 100
+	maxFills      = 16
 	sweepAfter    = 10 * time.Minute
 )
 
@@ -34,6 +45,15 @@ func (v *Vault) SetTransforms(_ context.Context, c Caller, sandbox string, list 
 	if err := c.check(); err != nil {
 		return err
 	}
+	owners := make([]string, len(list))
+	for i := range owners {
+		owners[i] = c.owner()
+	}
+	return v.setTransforms(c, sandbox, list, owners)
+}
+
+// setTransforms is SetTransforms for a list of which each one's fills are secrets of an owner.
+func (v *Vault) setTransforms(c Caller, sandbox string, list []Transform, owners []string) error {
 	if len(list) > maxTransforms {
 		return invalid("%d headers to put on requests, limit %d", len(list), maxTransforms)
 	}
@@ -42,7 +62,7 @@ func (v *Vault) SetTransforms(_ context.Context, c Caller, sandbox string, list 
 	made := make([]*entry, len(list))
 	writes := v.dropTransforms(sandbox)
 	for i, t := range list {
-		e, w, err := v.transform(c, sandbox, i, t)
+		e, w, err := v.transform(owners[i], sandbox, i, t)
 		if err != nil {
 			return err
 		}
@@ -68,14 +88,16 @@ func (v *Vault) SetTransforms(_ context.Context, c Caller, sandbox string, list 
 }
 
 // transform makes one, with the writes that keep it.
-func (v *Vault) transform(c Caller, sandbox string, n int, t Transform) (*entry, []store.Write, error) {
+func (v *Vault) transform(owner, sandbox string, n int, t Transform) (*entry, []store.Write, error) {
 	raw := t.Value.Reveal()
 	defer clear(raw)
-	if len(raw) == 0 || len(raw) > MaxValue || !HeaderValue(string(raw)) || strings.TrimSpace(string(raw)) != string(raw) {
+	text := strings.ReplaceAll(string(raw), FillMark, "x")
+	if len(raw) == 0 || len(raw) > MaxValue || !HeaderValue(text) || strings.TrimSpace(text) != text ||
+		bytes.Count(raw, []byte(FillMark)) != len(t.Fills) || len(t.Fills) > maxFills {
 		return nil, nil, invalid("header %.80q: its value must be text that a header can carry", t.Header)
 	}
 	b := Binding{
-		For: Selector{Sandboxes: []string{sandbox}}, Hosts: []string{t.Host}, Always: true,
+		For: Selector{Sandboxes: []string{sandbox}}, Hosts: []string{t.Host}, Except: t.Except, Always: true,
 		Place: Place{Scheme: Header, Name: t.Header}, CreatedAt: v.now(),
 	}
 	if err := b.check(); err != nil {
@@ -83,7 +105,7 @@ func (v *Vault) transform(c Caller, sandbox string, n int, t Transform) (*entry,
 	}
 	b.ID = id.New(id.Binding)
 	s := Secret{
-		ID: id.New(id.Secret), Owner: c.owner(), Name: fmt.Sprintf("transform.%s.%03d", sandbox, n), Class: Other, Source: Source{Kind: Stored},
+		ID: id.New(id.Secret), Owner: owner, Fills: t.Fills, Name: fmt.Sprintf("transform.%s.%03d", sandbox, n), Class: Other, Source: Source{Kind: Stored},
 		Version: 1, CreatedAt: b.CreatedAt, ChangedAt: b.CreatedAt, Bindings: []Binding{b}, Sandbox: sandbox,
 	}
 	sealed, err := v.sealer.seal(s.ID, 1, raw)
@@ -98,14 +120,72 @@ func (v *Vault) transform(c Caller, sandbox string, n int, t Transform) (*entry,
 	return &entry{Secret: s, value: t.Value, loaded: true}, []store.Write{row, version}, nil
 }
 
-// CopyTransforms gives a sandbox the transforms of another.
-func (v *Vault) CopyTransforms(ctx context.Context, c Caller, from, to string) error {
+// filledLocked returns a transform's value, and the one before, with the secrets' values in their places, those values
+// alone, and the version of the first. missing is a secret that is not there or may not be used so; then value is empty.
+func (v *Vault) filledLocked(e *entry, template string) (value, previous Value, also []Value, missing string) {
+	now, before := e.value.Reveal(), e.value.Reveal()
+	defer func() { clear(now); clear(before) }()
+	for _, name := range e.Fills {
+		f := v.fillLocked(e, name, template)
+		if f == nil || f.value.Empty() {
+			return Value{}, Value{}, nil, name
+		}
+		was := f.previous
+		if was.Empty() {
+			was = f.value
+		}
+		now = bytes.Replace(now, []byte(FillMark), f.value.Reveal(), 1)
+		before = bytes.Replace(before, []byte(FillMark), was.Reveal(), 1)
+		also = append(also, f.value, f.previous)
+	}
+	return NewValue(bytes.Clone(now)), NewValue(bytes.Clone(before)), also, ""
+}
+
+// fillLocked finds the secret that a transform names, nil where there is none or its class may not be used there.
+func (v *Vault) fillLocked(e *entry, name, template string) *entry {
+	f := v.namedLocked(e.Owner, name)
+	if f == nil {
+		f = v.namedLocked(e.Owner, strings.ToLower(name))
+	}
+	if f == nil {
+		return nil
+	}
+	policy := v.classes[f.Class]
+	if policy.RoutesOnly || !policy.forTemplate(template) || policy.admit(f.Class, e.Bindings[0]) != nil {
+		return nil
+	}
+	v.loadLocked(f)
+	return f
+}
+
+// words returns the parts of a header's value that could be a key on their own, as behind "Bearer".
+func words(value Value) []Value {
+	raw := value.Reveal()
+	defer clear(raw)
+	var out []Value
+	for _, w := range bytes.FieldsFunc(raw, func(r rune) bool { return strings.ContainsRune(" \t,;=\"'", r) }) {
+		if len(w) >= MinValue && len(w) < len(raw) {
+			out = append(out, NewValue(bytes.Clone(w)))
+		}
+	}
+	return out
+}
+
+// CopyTransforms gives a sandbox the transforms of another, as far as the caller set them or is an admin. What they
+// name stay secrets of whoever set them.
+func (v *Vault) CopyTransforms(_ context.Context, c Caller, from, to string) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	v.mu.Lock()
 	var list []Transform
+	var owners []string // their fills stay those of whoever set them
 	for _, e := range slices.SortedFunc(maps.Values(v.entries), func(a, b *entry) int { return strings.Compare(a.Name, b.Name) }) {
 		if e.Sandbox == from && (c.Admin || e.Owner == c.ID) {
 			v.loadLocked(e)
-			list = append(list, Transform{Host: e.Bindings[0].Hosts[0], Header: e.Bindings[0].Place.Name, Value: NewValue(e.value.Reveal())})
+			b := e.Bindings[0]
+			list = append(list, Transform{Host: b.Hosts[0], Except: b.Except, Header: b.Place.Name, Value: NewValue(e.value.Reveal()), Fills: e.Fills})
+			owners = append(owners, e.Owner)
 		}
 	}
 	v.mu.Unlock()
@@ -115,7 +195,7 @@ func (v *Vault) CopyTransforms(ctx context.Context, c Caller, from, to string) e
 	if slices.ContainsFunc(list, func(t Transform) bool { return t.Value.Empty() }) {
 		return errs.New(errs.FailedPrecondition, "the headers that are put on the requests of sandbox %s can't be read", from)
 	}
-	return v.SetTransforms(ctx, c, to, list)
+	return v.setTransforms(c, to, list, owners)
 }
 
 // SweepTransforms removes those of sandboxes that are gone.

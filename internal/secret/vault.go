@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -78,10 +79,14 @@ type Secret struct {
 	ChangedAt time.Time // its newest version
 	UsedAt    time.Time // zero: never
 	Bindings  []Binding
+	// Metadata is what its owner wants to know of it, and nothing to the vault.
+	Metadata map[string]string
 	// Sandbox is set for what belongs to one sandbox and goes with it: see Transform.
 	Sandbox string
 	// Fault says why an external value could not be read the last time; "": it could.
 	Fault string
+	// Fills are the names of the secrets whose values stand in a Transform's.
+	Fills []string
 }
 
 // body is what the store keeps of a secret beyond its columns.
@@ -92,6 +97,9 @@ type body struct {
 	Changed  time.Time `json:"changed"`
 	Bindings []Binding `json:"bindings,omitempty"`
 	Sandbox  string    `json:"sandbox,omitempty"`
+	Fills    []string  `json:"fills,omitempty"`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
 	// Print tells whether an external value has changed. It is keyed, so that it can't be guessed at.
 	Print []byte `json:"print,omitempty"`
 }
@@ -179,6 +187,7 @@ func ofRow(r store.Secret) (*entry, error) {
 	e := &entry{print: b.Print, Secret: Secret{
 		ID: r.ID, Owner: r.Owner, Name: r.Name, Class: b.Class, Source: b.Source, Shape: b.Shape, Version: r.Version,
 		CreatedAt: time.Unix(0, r.Created).UTC(), ChangedAt: b.Changed, Bindings: b.Bindings, Sandbox: b.Sandbox,
+		Fills: b.Fills, Metadata: b.Metadata,
 	}}
 	if r.Used != 0 {
 		e.UsedAt = time.Unix(0, r.Used).UTC()
@@ -190,6 +199,7 @@ func ofRow(r store.Secret) (*entry, error) {
 func put(s Secret, print []byte) (store.Write, error) {
 	text, err := json.Marshal(body{
 		Class: s.Class, Source: s.Source, Shape: s.Shape, Changed: s.ChangedAt, Bindings: s.Bindings, Print: print, Sandbox: s.Sandbox,
+		Fills: s.Fills, Metadata: s.Metadata,
 	})
 	if err != nil {
 		return store.Write{}, fmt.Errorf("encode secret %s: %w", s.ID, err)
@@ -231,7 +241,7 @@ func (v *Vault) List(c Caller) ([]Secret, error) {
 
 func (e *entry) clone() Secret {
 	s := e.Secret
-	s.Bindings = slices.Clone(s.Bindings)
+	s.Bindings, s.Metadata = slices.Clone(s.Bindings), maps.Clone(s.Metadata)
 	return s
 }
 

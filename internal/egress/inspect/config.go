@@ -40,6 +40,7 @@ type wireCredential struct {
 	Placeholder string           `json:"placeholder"`
 	Value       []byte           `json:"value,omitempty"`
 	Previous    []byte           `json:"previous,omitempty"`
+	Also        [][]byte         `json:"also,omitempty"`
 	Bindings    []secret.Binding `json:"bindings"`
 }
 
@@ -72,10 +73,14 @@ type RoutePart struct {
 func Part(creds []secret.Credential, routes []RoutePart) (egress.Private, error) {
 	var p part
 	for _, c := range creds {
-		p.Credentials = append(p.Credentials, wireCredential{
+		w := wireCredential{
 			Secret: c.Secret, Name: c.Name, Version: c.Version, Placeholder: c.Placeholder,
 			Value: c.Value.Reveal(), Previous: c.Previous.Reveal(), Bindings: c.Bindings,
-		})
+		}
+		for _, also := range c.Also {
+			w.Also = append(w.Also, also.Reveal())
+		}
+		p.Credentials = append(p.Credentials, w)
 	}
 	for _, r := range routes {
 		p.Routes = append(p.Routes, wireRoute{
@@ -98,6 +103,9 @@ func (p part) wipe() {
 	for _, c := range p.Credentials {
 		clear(c.Value)
 		clear(c.Previous)
+		for _, also := range c.Also {
+			clear(also)
+		}
 	}
 	for _, r := range p.Routes {
 		clear(r.Key)

@@ -30,7 +30,7 @@ type credential struct {
 // binding is a secret.Binding with its hosts read.
 type binding struct {
 	secret.Binding
-	hosts []secret.Host
+	hosts, except []secret.Host
 }
 
 func newBox(p part) *box {
@@ -39,13 +39,10 @@ func newBox(p part) *box {
 	for _, c := range p.Credentials {
 		cred := &credential{wireCredential: c}
 		for _, bd := range c.Bindings {
-			one := binding{Binding: bd}
-			for _, text := range bd.Hosts {
-				if h, err := secret.ParseHost(text); err == nil { // the server has checked it
-					one.hosts = append(one.hosts, h)
-				}
+			one := binding{Binding: bd, hosts: hostsOf(bd.Hosts), except: hostsOf(bd.Except)}
+			if len(one.except) == len(bd.Except) { // else it would be for more than it says
+				cred.bindings = append(cred.bindings, one)
 			}
-			cred.bindings = append(cred.bindings, one)
 		}
 		b.creds = append(b.creds, cred)
 		placeholders = append(placeholders, []byte(c.Placeholder))
@@ -60,9 +57,21 @@ func newBox(p part) *box {
 	return b
 }
 
+// hostsOf reads hosts, which the server has checked.
+func hostsOf(list []string) []secret.Host {
+	var out []secret.Host
+	for _, text := range list {
+		if h, err := secret.ParseHost(text); err == nil {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
 // bound reports whether b is for a target.
 func (b binding) bound(t egress.Target, tls bool) bool {
-	return t.Name != "" && (tls || b.Plain) && slices.ContainsFunc(b.hosts, func(h secret.Host) bool { return h.Matches(t.Name, t.Port) })
+	matches := func(h secret.Host) bool { return h.Matches(t.Name, t.Port) }
+	return t.Name != "" && (tls || b.Plain) && slices.ContainsFunc(b.hosts, matches) && !slices.ContainsFunc(b.except, matches)
 }
 
 // wants reports whether any credential is due for a target.
@@ -83,7 +92,7 @@ func (b *box) needlesFor(t egress.Target, tls bool) *needles {
 	var values [][]byte
 	for _, c := range b.creds {
 		if slices.ContainsFunc(c.bindings, func(bd binding) bool { return bd.bound(t, tls) }) {
-			values = append(values, c.Value, c.Previous)
+			values = append(append(values, c.Value, c.Previous), c.Also...)
 		}
 	}
 	if len(values) == 0 {

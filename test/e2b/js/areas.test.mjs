@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 
-const { Sandbox, Template, Volume, CommandExitError, FileType } = await import(process.env.E2B_MODULE)
+const { Sandbox, Secret, Template, Volume, CommandExitError, FileType } = await import(process.env.E2B_MODULE)
 
 const boxes = new Set()
 async function create(template, opts = {}) {
@@ -106,6 +106,34 @@ describe('network', () => {
     await assert.rejects(Template.build(Template().fromTemplate('base').runCmd('true'), 'none'), /501: .*does not support it yet/)
     await assert.rejects(Template.assignTags('base', 'none'), /501: .*does not support it yet/)
     await assert.rejects(Volume.create('none'), /501: .*does not support it yet/)
+  })
+})
+
+describe('secrets', { skip: !Secret }, () => {
+  const name = `key-${Date.now()}`
+  after(() => Secret?.destroy(name))
+
+  test('made, changed, listed, destroyed, and shown by nothing', async () => {
+    const value = 'canary-' + 'pL8'.repeat(9)
+    const made = await Secret.create(name.toUpperCase(), value, { metadata: { team: 'a' } })
+    assert.deepEqual([made.name, made.version, made.metadata], [name, 1, { team: 'a' }])
+    await assert.rejects(Secret.create(name, value), /409.*already/)
+    assert.equal((await Secret.update(name, value + 'x')).version, 2)
+    assert.equal((await Secret.getInfo(made.secretId)).version, 2)
+    assert.equal(await Secret.exists('there-is-none'), false)
+    await assert.rejects(Secret.update('there-is-none', value), /not found/)
+    const all = []
+    for (const pages = Secret.list({ limit: 1 }); pages.hasNext; ) all.push(...(await pages.nextItems()))
+    assert.ok(all.some((s) => s.secretId === made.secretId))
+    assert.ok(!JSON.stringify(all).includes('canary'))
+    const box = await create('base', {
+      network: { rules: { 'api.example.com': [{ transform: { headers: { Authorization: `Bearer ${Secret.fill(name)}` } } }] } },
+    })
+    const { network } = await box.getInfo()
+    assert.deepEqual(network.rules['api.example.com'], [{ transform: { headers: { Authorization: `Bearer \${e2b.secrets.${name}}` } } }])
+    await box.updateNetwork({ rules: { 'api.example.com': [{ transform: { headers: { 'X-Key': Secret.fill(name) } } }] } })
+    assert.equal(await Secret.destroy(name), true)
+    assert.equal(await Secret.destroy(name), false)
   })
 })
 
