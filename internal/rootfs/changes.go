@@ -54,8 +54,10 @@ func (s *Store) Changes(ctx context.Context, id string, p Plan, workspace string
 type State struct {
 	// Layer is a committed layer's id; "": it is a sandbox, ID with Plan.
 	Layer string
-	ID    string
-	Plan  Plan
+	// Template says that it is what lies below all committed layers that Layer stands on.
+	Template bool
+	ID       string
+	Plan     Plan
 }
 
 // Compare tells which files of the root file system differ between two states, as Changes does.
@@ -79,42 +81,38 @@ func (s *Store) Compare(ctx context.Context, from, to State) ([]Change, error) {
 // layersOf returns the directories that show a state, the topmost first, and what drops those that were made
 // for it.
 func (s *Store) layersOf(state State) (dirs []string, drop func(), err error) {
-	if state.Layer == "" {
-		upper, drop, err := s.shown(state.ID, state.Plan.Upper)
-		return append([]string{upper}, state.Plan.Lowers...), drop, err
-	}
-	l, err := s.Layer(state.Layer)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, id := range l.stack() {
-		dirs = append(dirs, s.keptPath(id)+"/upper")
-	}
-	for _, dir := range l.Plan.Lowers {
-		dirs = append(dirs, s.absolute(dir))
-	}
-	return dirs, func() {}, nil
+	d, drop, err := s.dirsOf(state)
+	return d.root, drop, err
 }
 
 // shown returns a directory that shows what upper, a part of a sandbox's writable layer, holds now and that
 // does not change, and what drops it.
 func (s *Store) shown(id, upper string) (string, func(), error) {
+	dir, drop, err := s.shownLayer(id)
+	if err != nil {
+		return "", nil, err
+	}
+	rel, err := filepath.Rel(s.live(id), upper)
+	if err != nil || strings.HasPrefix(rel, "..") {
+		drop()
+		return "", nil, errs.New(errs.InvalidArgument, "the plan's upper directory is not sandbox %s's", id)
+	}
+	return filepath.Join(dir, rel), drop, nil
+}
+
+// shownLayer is shown for the whole layer.
+func (s *Store) shownLayer(id string) (string, func(), error) {
 	if !validID(id) {
 		return "", nil, errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
 	}
-	layer := s.live(id)
-	rel, err := filepath.Rel(layer, upper)
-	if err != nil || strings.HasPrefix(rel, "..") {
-		return "", nil, errs.New(errs.InvalidArgument, "the plan's upper directory is not sandbox %s's", id)
-	}
-	dir, drop, err := s.disk.snapshot(layer)
+	dir, drop, err := s.disk.snapshot(s.live(id))
 	if notThere(err) {
 		return "", nil, errs.Wrap(err, errs.NotFound, "sandbox %s has no files any more", id)
 	}
 	if err != nil {
 		return "", nil, fmt.Errorf("snapshot %s: %w", id, err)
 	}
-	return filepath.Join(dir, rel), func() { s.warnIf("drop snapshot", drop()) }, nil
+	return dir, func() { s.warnIf("drop snapshot", drop()) }, nil
 }
 
 // mountPoints returns the places where a plan, or the backend, mounts something into the root, and the

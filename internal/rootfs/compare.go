@@ -19,6 +19,8 @@ type comparison struct {
 	ctx      context.Context //nolint:containedctx // of the one run
 	from, to view
 	common   int // layers at the bottom of both
+	// first says that nothing counts after the first change, but that nothing may be left out before it.
+	first    bool
 	changes  []Change
 	paths    int // bytes of the paths in changes
 }
@@ -88,9 +90,22 @@ func (c *comparison) candidates(path string) (map[string]bool, error) {
 	return names, c.to.names(path, n, inTo, names)
 }
 
+// differs reports whether anything differs at path or below it. Preconditions: c.first is set.
+func (c *comparison) differs(path string) (bool, error) {
+	c.changes = nil
+	err := c.entry(path)
+	return len(c.changes) > 0, err
+}
+
 // entry compares one path.
 func (c *comparison) entry(path string) error {
+	if c.first && len(c.changes) > 0 {
+		return nil
+	}
 	if len(c.prefix)+len(path) >= pathMax {
+		if c.first {
+			return errs.New(errs.ResourceExhausted, "%.40s… lies deeper than can be compared (%d bytes)", path, pathMax)
+		}
 		// Paths of a chain of directories add up to the square of its length: one of 2,500, which takes
 		// 10 KB of disk, took 2.3 GB of the server.
 		return nil

@@ -65,6 +65,18 @@ func (d *btrfsDisk) keep(_ context.Context, path, dst string) (int64, error) {
 	return added, nil
 }
 
+func (d *btrfsDisk) begin(dst string) error {
+	parent, err := os.Open(filepath.Dir(dst))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	if err := btrfs.CreateSubvolume(parent, filepath.Base(dst)); err != nil {
+		return err
+	}
+	return os.Chmod(dst, 0o700)
+}
+
 func (d *btrfsDisk) grow(_ context.Context, path, dst string) error {
 	return copySubvolume(path, dst, btrfs.Clone)
 }

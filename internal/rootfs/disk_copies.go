@@ -82,6 +82,8 @@ func renameSynced(from, to string) error {
 	return dir.Sync()
 }
 
+func (copies) begin(dst string) error { return os.Mkdir(dst, 0o700) }
+
 func (copies) grow(ctx context.Context, path, dst string) error { return copyKept(ctx, path, dst) }
 
 func copyKept(ctx context.Context, from, dst string) error {

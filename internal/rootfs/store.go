@@ -88,6 +88,8 @@ type disk interface {
 	// snapshots, nobody may write to the layer meanwhile. It returns how many bytes that takes.
 	// ResourceExhausted: there is no room to keep it.
 	keep(ctx context.Context, path, dst string) (int64, error)
+	// begin makes dst, in snapshots/, an empty directory, to be filled and then kept.
+	begin(dst string) error
 	// grow makes dst, in snapshots/, a copy of what is kept at path, to be changed and then kept.
 	grow(ctx context.Context, path, dst string) error
 	// dropKept deletes what is kept at path.

@@ -204,13 +204,34 @@ func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
 	if equal, err := sameXattrs(left, right, name); !equal || err != nil {
 		return false, err
 	}
+	return sameDataIn(a, b, left, right, name)
+}
+
+// sameData reports whether two files of one type that are no directories hold the same: contents, target or
+// device number.
+func sameData(a, b shownFile, path string) (bool, error) {
+	dirPath, name := fd.Split(path)
+	left, err := dirIn(a.root, dirPath)
+	if err != nil {
+		return false, err
+	}
+	defer left.Close()
+	right, err := dirIn(b.root, dirPath)
+	if err != nil {
+		return false, err
+	}
+	defer right.Close()
+	return sameDataIn(a, b, left, right, name)
+}
+
+func sameDataIn(a, b shownFile, left, right *os.File, name string) (bool, error) {
 	switch {
-	case x.IsRegular():
-		if x.Size != y.Size {
+	case a.info.IsRegular():
+		if a.info.Size != b.info.Size {
 			return false, nil
 		}
 		return sameContent(left, right, name)
-	case x.IsSymlink():
+	case a.info.IsSymlink():
 		s, err := fd.Readlink(left, name)
 		if err != nil {
 			return false, err
@@ -218,7 +239,18 @@ func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
 		t, err := fd.Readlink(right, name)
 		return s == t, err
 	}
-	return x.Rdev == y.Rdev, nil
+	return a.info.Rdev == b.info.Rdev, nil
+}
+
+// ownMark reports whether an attribute of a file in a layer is overlayfs's own. What a program in a sandbox
+// gives the same name is escaped by the kernel (Linux 6.7), and is the file's.
+func ownMark(name string) bool {
+	for _, prefix := range [...]string{"user.overlay.", "trusted.overlay."} {
+		if rest, ok := strings.CutPrefix(name, prefix); ok {
+			return !strings.HasPrefix(rest, "overlay.")
+		}
+	}
+	return false
 }
 
 // sameXattrs compares attributes, but for those that overlayfs keeps for itself.
@@ -231,7 +263,7 @@ func sameXattrs(left, right *os.File, name string) (bool, error) {
 		}
 		seen := 0
 		for _, x := range all {
-			if overlayXattr(x) {
+			if ownMark(x) {
 				continue
 			}
 			v, _, err := fd.XattrBytes(dir, name, x)

@@ -22,12 +22,16 @@ type Copier struct {
 	parentPath string
 	// links is where the first name of an inode with several lies in the target.
 	links map[inode]string
+	skip  func(attr string) bool
 }
 
 type inode struct{ dev, ino uint64 }
 
 // NewCopier returns a copier into to, which stays the caller's.
 func NewCopier(to *os.File) *Copier { return &Copier{to: to, links: map[inode]string{}} }
+
+// Skip leaves out the attributes that skip names, of all that is copied from here on.
+func (c *Copier) Skip(skip func(attr string) bool) { c.skip = skip }
 
 // Close closes what the copier itself has opened.
 func (c *Copier) Close() { c.leave() }
@@ -113,7 +117,7 @@ func (c *Copier) Copy(e Entry) error {
 	if err := create(e, dir, name); err != nil {
 		return fmt.Errorf("copy %q: %w", e.Path, err)
 	}
-	if err := attributes(e.Dir, e.Name, i, dir, name, nil); err != nil {
+	if err := attributes(e.Dir, e.Name, i, dir, name, c.skip); err != nil {
 		return fmt.Errorf("copy attributes of %q: %w", e.Path, err)
 	}
 	return nil
