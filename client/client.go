@@ -54,6 +54,8 @@ type Client struct {
 	Ports *Ports
 	// Commits saves the files of sandboxes, and starts and restores sandboxes from them.
 	Commits *Commits
+	// History merges, compares and relates saved states.
+	History *History
 	// Journal reads what happened to them.
 	Journal *Journal
 	// System tells about the server, its templates and its keys.
@@ -179,6 +181,7 @@ func assemble(c *conn) *Client {
 		Files:     &Files{c, casematev1connect.NewFileServiceClient(c.http, c.base, opts...)},
 		Ports:     &Ports{c},
 		Commits:   &Commits{c, casematev1connect.NewCommitServiceClient(c.http, c.base, opts...)},
+		History:   &History{c, casematev1connect.NewHistoryServiceClient(c.http, c.base, opts...)},
 		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...)},
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),

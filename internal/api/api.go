@@ -125,6 +125,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewSecretServiceHandler(&secrets{a}, opts...))
 	add(casematev1connect.NewNetworkServiceHandler(&networks{a}, opts...))
 	add(casematev1connect.NewCommitServiceHandler(&commits{a}, opts...))
+	add(casematev1connect.NewHistoryServiceHandler(&history{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

@@ -23,6 +23,7 @@ func commitMessage(c sandbox.Commit) *v1.Commit {
 		Id: c.ID, Sandbox: c.Sandbox, Parent: c.Parent, Message: c.Message, Author: c.Author, Owner: c.Owner,
 		CreatedAt: stamp(c.CreatedAt), Event: c.Event, Tags: c.Tags, Automatic: c.Automatic, Bytes: c.Bytes,
 		Frozen: span(c.Frozen), Template: c.Spec.Template, Profiles: c.Profiles, Name: c.Spec.Name,
+		Merged: c.Merged, Digest: c.Digest,
 	}
 }
 

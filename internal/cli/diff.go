@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"casemate.dev/client"
+	"casemate.dev/internal/errs"
 )
 
 // maxText is the size up to which a change shows as text.
@@ -19,32 +20,36 @@ const maxText = 1 << 20
 
 func (a *app) diffCmd() *cobra.Command {
 	var workspace, from string
+	var v diffView
 	var names, root bool
 	cmd := &cobra.Command{
 		Use:   "diff [flags] SANDBOX [PATH…]",
 		Short: "Show what a sandbox changed in its workspace",
 		Long: `Show what a sandbox changed in its workspace, compared with the host folder it came from, as a unified
 diff. A sandbox without a workspace, or --root, shows which files of its root file system differ from what
-it started from; with --from, from a commit or another sandbox, and a commit may stand in its place.
+it started from; with --from, what differs in them from a commit or another sandbox, and a commit may stand in
+its place: contents of text as unified diffs, modes, owners, attributes and targets.
 
-Nothing is run and no link is followed out of the folder, whatever the sandbox wrote.
+On a terminal, what a sandbox wrote shows without what could steer the terminal. Nothing is run and no link is followed out of the folder, whatever the sandbox wrote.
 
 Exit codes: 0 whether or not there are changes, 125 on failure.`,
 		Example: `  casemate diff fix
   casemate diff fix --names
   casemate diff fix src > fix.patch
   casemate diff --from web/ready web
+  casemate diff --from web/ready --stat web
   casemate diff --from cmt_3f9a cmt_77b0`,
 		Args:              atLeast(1, "a sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			if from != "" {
-				list, err := c.Commits.Compare(ctx, from, args[0])
-				if err != nil {
-					return cannot(err, "compare %s with %s", args[0], from)
-				}
-				return a.printChanges(list, args[1:])
+				v.nameOnly = v.nameOnly || names
+				return a.diffStates(ctx, c, from, args[0], v, args[1:])
 			}
+			if v.stat {
+				return errs.New(errs.InvalidArgument, "--stat needs --from").WithHint("a workspace shows with --name-only, or as a diff")
+			}
+			names = names || v.nameOnly
 			if !root && workspace == "" {
 				sb, err := c.Sandboxes.Get(ctx, args[0])
 				if err != nil {
@@ -73,6 +78,7 @@ Exit codes: 0 whether or not there are changes, 125 on failure.`,
 	cmd.Flags().StringVar(&workspace, "workspace", "", "which workspace, where there are several: its path inside")
 	cmd.Flags().BoolVar(&names, "names", false, "names only")
 	cmd.Flags().StringVar(&from, "from", "", "the root file system, compared with this commit or sandbox")
+	v.flags(cmd)
 	cmd.Flags().BoolVar(&root, "root", false, "the root file system instead of a workspace")
 	return cmd
 }

@@ -2,7 +2,7 @@ package cli
 
 import (
 	"context"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,21 +11,24 @@ import (
 )
 
 func (a *app) logCmd() *cobra.Command {
-	var tagged, all bool
+	var tagged, all, tree bool
 	var limit int
 	cmd := &cobra.Command{
 		Use:   "log [flags] [SANDBOX]",
 		Short: "List commits, the newest first",
 		Long: `List commits, the newest first: those of one sandbox, which may be gone, or all that you may see. Those
-that were made on the way to something else (a fork, a checkout) show with --all.
+that were made on the way to something else (a fork, a checkout) show with --all, and always with --graph, which
+draws how commits come from each other: lines part where a fork was made and join where one was merged. Of one
+sandbox it also shows what its commits come from, and what came of them elsewhere.
 
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate log web
+  casemate log --graph
   casemate log --tagged --json`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			req := &client.ListCommitsRequest{Tagged: tagged, Automatic: all}
+			req := &client.ListCommitsRequest{Tagged: tagged, Automatic: all || tree}
 			if len(args) > 0 {
 				req.Sandbox = args[0]
 			}
@@ -33,17 +36,57 @@ Exit codes: 0, or 125 on failure.`,
 			if err != nil {
 				return cannot(err, "list commits")
 			}
+			if tree && req.GetSandbox() != "" {
+				everything, err := commits(ctx, c, &client.ListCommitsRequest{Automatic: true}, maxGraph)
+				if err != nil {
+					return cannot(err, "list commits")
+				}
+				list = family(everything, list)
+			}
 			if a.json {
 				return printList(a, "commits", list)
+			}
+			if tree {
+				return a.writeGraph(list)
 			}
 			a.table(commitTable(list))
 			return nil
 		}),
 	}
+	cmd.Flags().BoolVarP(&tree, "graph", "g", false, "as a tree, with forks and merges")
 	cmd.Flags().BoolVar(&tagged, "tagged", false, "only those with a tag")
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that were made on the way to something else")
 	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "at most so many")
 	return cmd
+}
+
+// maxGraph is how many commits are looked at to find the relatives of a sandbox's.
+const maxGraph = 10_000
+
+// family returns those commits of all, the newest first, that some come from, or that come from one of them.
+func family(all, some []*client.Commit) []*client.Commit {
+	up, down := map[string]bool{}, map[string]bool{}
+	for _, c := range some {
+		up[c.GetId()], down[c.GetId()] = true, true
+	}
+	for _, c := range all { // children come before their parents
+		if up[c.GetId()] {
+			up[c.GetParent()], up[c.GetMerged()] = true, true
+		}
+	}
+	delete(down, "")
+	for _, c := range slices.Backward(all) {
+		if down[c.GetParent()] || down[c.GetMerged()] {
+			down[c.GetId()] = true
+		}
+	}
+	var out []*client.Commit
+	for _, c := range all {
+		if up[c.GetId()] || down[c.GetId()] {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // commits lists at most limit commits, over all pages.
@@ -68,13 +111,12 @@ func commitTable(list []*client.Commit) *table {
 	now := time.Now()
 	t := &table{head: []string{"COMMIT", "TAGS", "AGE", "SIZE", "SANDBOX", "PARENT", "MESSAGE"}}
 	for _, c := range list {
-		message, _, _ := strings.Cut(c.GetMessage(), "\n")
 		parent := "-"
 		if c.GetParent() != "" {
 			parent = c.GetParent()[:min(len(c.GetParent()), 12)]
 		}
-		t.add(cell{c.GetId(), yellow}, cell{strings.Join(c.GetTags(), ", "), green}, ago(when(c.GetCreatedAt()), now),
-			formatSize(c.GetBytes()), c.GetName(), parent, message)
+		t.add(cell{c.GetId(), yellow}, cell{joined(c.GetTags()), green}, ago(when(c.GetCreatedAt()), now),
+			formatSize(c.GetBytes()), c.GetName(), parent, firstLine(c.GetMessage()))
 	}
 	return t
 }

@@ -43,6 +43,8 @@ const (
 	SandboxForked    Type = "sandbox.forked"   // others were made of a commit of it
 	SandboxCheckout  Type = "sandbox.checkout" // its files are those of a commit from here on
 	CommitMade       Type = "commit.made"      // its files were committed
+	CommitMerged     Type = "commit.merged"    // a commit was made of two
+	CommitVerified   Type = "commit.verified"  // a commit's files were read whole, and their digest told
 	CommitTagged     Type = "commit.tagged"    // a commit of it was given a name, or lost one
 	CommitDropped    Type = "commit.dropped"   // a commit of it was deleted
 	ProcessStarted   Type = "process.started"

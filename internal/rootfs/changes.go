@@ -54,7 +54,7 @@ func (s *Store) Changes(ctx context.Context, id string, p Plan, workspace string
 type State struct {
 	// Layer is a committed layer's id; "": it is a sandbox, ID with Plan.
 	Layer string
-	// Template says that it is what lies below all committed layers that Layer stands on.
+	// Template says that it is what lies below all committed layers: those that Layer stands on, or those of Plan.
 	Template bool
 	ID       string
 	Plan     Plan

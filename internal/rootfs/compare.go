@@ -20,9 +20,9 @@ type comparison struct {
 	from, to view
 	common   int // layers at the bottom of both
 	// first says that nothing counts after the first change, but that nothing may be left out before it.
-	first    bool
-	changes  []Change
-	paths    int // bytes of the paths in changes
+	first   bool
+	changes []Change
+	paths   int // bytes of the paths in changes
 }
 
 // run compares the layers in the directories from with those in to, the topmost first.
@@ -41,6 +41,11 @@ func (c *comparison) run(ctx context.Context, from, to []string) ([]Change, erro
 	for c.common < min(len(from), len(to)) && from[len(from)-1-c.common] == to[len(to)-1-c.common] {
 		c.common++
 	}
+	return c.all()
+}
+
+// all finds all differences. Preconditions: from, to and common are set.
+func (c *comparison) all() ([]Change, error) {
 	if err := c.directory(""); err != nil {
 		return nil, err
 	}
@@ -134,10 +139,10 @@ func (c *comparison) entry(path string) error {
 		if !c.onlyMounted(path, after.info) {
 			c.add("added", path, after.info)
 		}
-		return c.all(path, after.info)
+		return c.fresh(path, after.info)
 	case before.info.IsDir() != after.info.IsDir():
 		c.add("modified", path, after.info)
-		return c.all(path, after.info)
+		return c.fresh(path, after.info)
 	}
 	if before.root != after.root && !c.shared(before, after) {
 		equal, err := same(*before, *after, path, c.anyOwner)
@@ -164,8 +169,8 @@ func (c *comparison) shared(a, b *shownFile) bool {
 // though the sandbox can only see what is mounted there.
 func (c *comparison) onlyMounted(path string, i fd.Info) bool { return i.IsDir() && c.mounts[path] }
 
-// all adds everything in a directory that is new.
-func (c *comparison) all(path string, i fd.Info) error {
+// fresh adds everything in a directory that is new.
+func (c *comparison) fresh(path string, i fd.Info) error {
 	if !i.IsDir() {
 		return nil
 	}

@@ -21,11 +21,16 @@ var mtime = regexp.MustCompile(` \d+\.\d{9}$`)
 // scanned tells everything about a tree that a comparison looks at, by path.
 func scanned(t *testing.T, dir string) map[string]string {
 	t.Helper()
+	return byPath(scan(t, dir))
+}
+
+// byPath takes a scan apart. Hard links and times are no difference.
+func byPath(lines []string) map[string]string {
 	all := map[string]string{}
-	for _, line := range scan(t, dir) {
-		line, _, _ = strings.Cut(line, ` = "`) // hard links are no difference
+	for _, line := range lines {
+		line, _, _ = strings.Cut(line, ` = "`)
 		path, rest, _ := strings.Cut(line[1:], `" `)
-		all[path] = mtime.ReplaceAllString(rest, "") // nor are times
+		all[path] = mtime.ReplaceAllString(rest, "")
 	}
 	return all
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
-	"casemate.dev/internal/linux/fd"
 )
 
 // Side is one of the two states that a merge joins.
@@ -156,7 +155,7 @@ func tooMuch() error {
 
 // parts finds what is to be merged: the root file system, and each workspace.
 func (m *merger) parts() error {
-	m.links = linkFinder{m: m}
+	m.links = linkFinder{ctx: m.ctx, hold: m.hold}
 	var sides [3]sideDirs
 	for i, state := range []State{m.r.Base, m.r.Ours, m.r.Theirs} {
 		d, drop, err := m.store.dirsOf(state)
@@ -190,16 +189,9 @@ func (m *merger) parts() error {
 func (m *merger) part(prefix, at string, base, ours, theirs []string) error {
 	p := &mergePart{merger: m, prefix: prefix, at: at}
 	for i, dirs := range [][]string{base, ours, theirs} {
-		for _, dir := range dirs {
-			root, ok := m.roots[dir]
-			if !ok {
-				var err error
-				if root, err = fd.OpenRoot(dir); err != nil {
-					return err
-				}
-				m.roots[dir] = root
-			}
-			p.views[i] = append(p.views[i], root)
+		var err error
+		if p.views[i], err = openView(m.roots, dirs); err != nil {
+			return err
 		}
 	}
 	p.theirs = newPair(m.ctx, p.views[0], p.views[2])
@@ -208,7 +200,7 @@ func (m *merger) part(prefix, at string, base, ours, theirs []string) error {
 	return nil
 }
 
-// newPair returns a comparison of two views whose layers are opened once each.
+// newPair returns a comparison that ends at the first difference, of two views whose layers are opened once each.
 func newPair(ctx context.Context, from, to view) *comparison {
 	c := &comparison{ctx: ctx, from: from, to: to, first: true}
 	for c.common < min(len(from), len(to)) && from[len(from)-1-c.common] == to[len(to)-1-c.common] {
@@ -266,6 +258,14 @@ func (s *Store) dirsOf(state State) (d sideDirs, drop func(), err error) {
 // liveDirs is dirsOf for a sandbox.
 func (s *Store) liveDirs(state State) (d sideDirs, drop func(), err error) {
 	p := state.Plan
+	if state.Template {
+		d.template = p.Lowers[len(p.Committed):]
+		d.root = d.template
+		for _, w := range p.Workspaces {
+			d.spaces = append(d.spaces, spaceDirs{w.Target, []string{w.Source}})
+		}
+		return d, func() {}, nil
+	}
 	layer, drop, err := s.shownLayer(state.ID)
 	if err != nil {
 		return d, nil, err

@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"context"
 	"maps"
 	"os"
 	"slices"
@@ -11,7 +12,8 @@ import (
 // linkFinder finds names that are one file. It walks a layer when it is first asked about a file of it that has
 // several names.
 type linkFinder struct {
-	m      *merger
+	ctx    context.Context                  //nolint:containedctx // of the one run
+	hold   func(path string) error          // bounds what is held
 	layers map[*os.File]map[uint64][]string // paths by inode, of those with several
 	groups map[linkKey][]string
 }
@@ -63,10 +65,10 @@ func (l *linkFinder) paths(root *os.File) (map[uint64][]string, error) {
 		return all, nil
 	}
 	all := map[uint64][]string{}
-	err := fd.Walk(l.m.ctx, root, func(e fd.Entry) error {
+	err := fd.Walk(l.ctx, root, func(e fd.Entry) error {
 		if e.Info.Links > 1 && !e.Info.IsDir() {
 			all[e.Info.Ino] = append(all[e.Info.Ino], e.Path)
-			return l.m.hold(e.Path)
+			return l.hold(e.Path)
 		}
 		return nil
 	})

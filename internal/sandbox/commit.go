@@ -21,7 +21,9 @@ type Commit struct {
 	Owner   string // principal id, the sandbox's owner
 	Sandbox string // that it was made of; it may be gone
 	// Parent is the commit that the sandbox's files were at before; "": a template. It may be gone.
-	Parent    string
+	Parent string
+	// Merged is the other commit that a merge was made of; "": it is no merge. It may be gone.
+	Merged    string
 	Author    string // principal id, who asked; "server"
 	Message   string
 	CreatedAt time.Time
@@ -32,6 +34,8 @@ type Commit struct {
 	Tags      []string // of its owner, by name
 	// Bytes is what it took beyond what was kept already.
 	Bytes int64
+	// Digest is of its files, as VerifyCommit tells; "": nobody has asked for it yet.
+	Digest string
 	// Frozen is how long the sandbox stood still for it.
 	Frozen time.Duration
 	// Spec is what a sandbox that starts from it has where its creator says nothing. Env is not in it: it lies
@@ -69,7 +73,7 @@ func (c Commit) row() (store.Commit, error) {
 		return store.Commit{}, fmt.Errorf("encode commit %s: %w", c.ID, err)
 	}
 	return store.Commit{
-		ID: c.ID, Owner: c.Owner, Sandbox: c.Sandbox, Parent: c.Parent, Layer: c.layer, Created: c.CreatedAt.UnixNano(), Body: text,
+		ID: c.ID, Owner: c.Owner, Sandbox: c.Sandbox, Parent: c.Parent, Merged: c.Merged, Layer: c.layer, Created: c.CreatedAt.UnixNano(), Body: text,
 	}, nil
 }
 
@@ -79,7 +83,7 @@ func ofCommitRow(r store.Commit) (Commit, error) {
 		return Commit{}, fmt.Errorf("decode commit %s: %w", r.ID, err)
 	}
 	return Commit{
-		ID: r.ID, Owner: r.Owner, Sandbox: r.Sandbox, Parent: r.Parent, Author: b.Author, Message: b.Message,
+		ID: r.ID, Owner: r.Owner, Sandbox: r.Sandbox, Parent: r.Parent, Merged: r.Merged, Digest: r.Digest, Author: b.Author, Message: b.Message,
 		CreatedAt: timeOf(r.Created), Event: b.Event, Automatic: b.Automatic, Bytes: b.Bytes, Frozen: b.Frozen,
 		Spec: b.Spec, Profiles: b.Profiles, layer: r.Layer,
 	}, nil

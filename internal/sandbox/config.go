@@ -31,6 +31,14 @@ type (
 	Change = rootfs.Change
 	// Template is what a sandbox starts from.
 	Template = rootfs.Template
+	// FileDiff is one file that differs between two states.
+	FileDiff = rootfs.FileDiff
+	// FileState is what a state has at a path.
+	FileState = rootfs.FileState
+	// Conflict is a path that two merged states changed in ways that exclude each other.
+	Conflict = rootfs.Conflict
+	// Side is one of the two states that a merge joins.
+	Side = rootfs.Side
 	// Freed is a committed layer that was removed, or could be.
 	Freed = rootfs.Freed
 )
@@ -86,6 +94,12 @@ type Roots interface {
 	Compare(ctx context.Context, from, to rootfs.State) ([]rootfs.Change, error)
 	// Tree opens the files of a committed layer for reading.
 	Tree(layer string) (*rootfs.Tree, error)
+	// Diff tells which files differ between two states, and how.
+	Diff(ctx context.Context, from, to rootfs.State, o rootfs.DiffOptions) ([]rootfs.FileDiff, error)
+	// Digest reads all files of a committed layer and returns their digest.
+	Digest(ctx context.Context, layer string) (rootfs.Digest, error)
+	// Merge takes what a state changed since another one into a third, as a layer unless it is dry.
+	Merge(ctx context.Context, r rootfs.MergeRequest) (rootfs.Merged, error)
 	// Templates lists what a sandbox can start from.
 	Templates(ctx context.Context) ([]rootfs.Template, error)
 	// Flush writes out what a sandbox's files hold in memory, without all only where it is much.

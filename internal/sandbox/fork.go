@@ -170,17 +170,24 @@ func (m *Manager) Checkout(ctx context.Context, p Principal, ref, commit string,
 			return Sandbox{}, Commit{}, err
 		}
 	}
-	if _, err := m.sleep(ctx, p.ID, b, to.ID, nil); err != nil {
-		return Sandbox{}, saved, err
+	s, err := m.checkOut(ctx, p.ID, b, to.ID)
+	return s, saved, err
+}
+
+// checkOut gives a sandbox the files of a commit, and starts it anew unless it was paused. Preconditions: the
+// caller holds the life token, and the commit fits.
+func (m *Manager) checkOut(ctx context.Context, actor string, b *box, commit string) (Sandbox, error) {
+	was := b.snapshot()
+	if _, err := m.sleep(ctx, actor, b, commit, nil); err != nil {
+		return Sandbox{}, err
 	}
-	if err := m.replaceFiles(ctx, b, p.ID, to.ID); err != nil {
-		return Sandbox{}, saved, err
+	if err := m.replaceFiles(ctx, b, actor, commit); err != nil {
+		return Sandbox{}, err
 	}
 	if was.State == Paused {
-		return b.snapshot(), saved, nil
+		return b.snapshot(), nil
 	}
-	s, err := m.wake(ctx, p.ID, b)
-	return s, saved, err
+	return m.wake(ctx, actor, b)
 }
 
 // fits refuses a commit whose files a sandbox of that spec could not have had.

@@ -85,25 +85,34 @@ func (m *Manager) Compare(ctx context.Context, p Principal, from, to string) ([]
 }
 
 func (m *Manager) stateOf(ctx context.Context, p Principal, ref string) (rootfs.State, error) {
-	if !strings.HasPrefix(ref, id.Commit) {
-		b, err := m.alive(ctx, p, ref)
-		if err == nil {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			return rootfs.State{ID: b.id, Plan: b.body.Plan}, nil
-		}
-		c, cerr := m.GetCommit(ctx, p, ref)
-		switch {
-		case cerr == nil:
-			return rootfs.State{Layer: c.layer}, nil
-		case !errs.Is(err, errs.NotFound):
-			return rootfs.State{}, err
-		}
-		return rootfs.State{}, errs.New(errs.NotFound, "no sandbox or commit %s", quote(ref)).
-			WithHint("casemate ls and casemate log show them")
+	b, c, err := m.sandboxOrCommit(ctx, p, ref)
+	if b == nil || err != nil {
+		return rootfs.State{Layer: c.layer}, err
 	}
-	c, err := m.GetCommit(ctx, p, ref)
-	return rootfs.State{Layer: c.layer}, err
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return rootfs.State{ID: b.id, Plan: b.body.Plan}, nil
+}
+
+// sandboxOrCommit finds the living sandbox that a reference names, or else the commit.
+func (m *Manager) sandboxOrCommit(ctx context.Context, p Principal, ref string) (*box, Commit, error) {
+	if strings.HasPrefix(ref, id.Commit) {
+		c, err := m.GetCommit(ctx, p, ref)
+		return nil, c, err
+	}
+	b, err := m.alive(ctx, p, ref)
+	if err == nil {
+		return b, Commit{}, nil
+	}
+	c, cerr := m.GetCommit(ctx, p, ref)
+	switch {
+	case cerr == nil:
+		return nil, c, nil
+	case !errs.Is(err, errs.NotFound):
+		return nil, Commit{}, err
+	}
+	return nil, Commit{}, errs.New(errs.NotFound, "no sandbox or commit %s", quote(ref)).
+		WithHint("casemate ls and casemate log show them")
 }
 
 // CommitTree opens the files of a commit for reading. The caller closes it soon: until then no layer is removed.

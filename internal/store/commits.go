@@ -11,28 +11,79 @@ type Commit struct {
 	Owner   string
 	Sandbox string
 	Parent  string
+	Merged  string // the other parent of a merge, or ""
 	Layer   string
-	Created int64 // Unix nanoseconds
+	Created int64  // Unix nanoseconds
+	Digest  string // of its files; "": not known yet
 	Body    []byte
 }
 
-const addCommit = "INSERT INTO commits (id, owner, sandbox, parent, layer, created, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
+const addCommit = "INSERT INTO commits (id, owner, sandbox, parent, merged, layer, created, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 // AddCommit adds a commit, which never changes.
 func AddCommit(c Commit) Write {
 	return Func(func(tx *Tx) error {
-		return tx.exec(addCommit, c.ID, c.Owner, c.Sandbox, c.Parent, c.Layer, c.Created, c.Body)
+		return tx.exec(addCommit, c.ID, c.Owner, c.Sandbox, c.Parent, c.Merged, c.Layer, c.Created, c.Body)
 	})
 }
 
-// DropCommit removes a commit with its tags.
+// PutCommitDigest notes the digest of a commit that has none.
+func PutCommitDigest(id, digest string) Write {
+	return Func(func(tx *Tx) error {
+		return tx.exec("UPDATE commits SET digest = ? WHERE id = ? AND digest = ''", digest, id)
+	})
+}
+
+const keepLineage = `INSERT OR IGNORE INTO commits_gone (id, owner, sandbox, parent, merged, created)
+SELECT id, owner, sandbox, parent, merged, created FROM commits WHERE id = ?`
+
+// DropCommit removes a commit with its tags. Its place in history is kept.
 func DropCommit(id string) Write {
 	return Func(func(tx *Tx) error {
+		if err := tx.exec(keepLineage, id); err != nil {
+			return err
+		}
 		if err := tx.exec("DELETE FROM commit_tags WHERE target = ?", id); err != nil {
 			return err
 		}
 		return tx.exec("DELETE FROM commits WHERE id = ?", id)
 	})
+}
+
+// ForgetCommits removes what is kept of removed commits.
+func ForgetCommits(ids []string) Write {
+	return Func(func(tx *Tx) error {
+		for _, id := range ids {
+			if err := tx.exec("DELETE FROM commits_gone WHERE id = ?", id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Ancestry is a commit's place in history.
+type Ancestry struct {
+	ID, Owner, Sandbox string
+	// Parent and Merged are the commits that it was made of; "": none.
+	Parent, Merged string
+	Created        int64 // Unix nanoseconds
+	// Gone says that the commit was removed.
+	Gone bool
+}
+
+// Ancestries returns the places of all commits in history, also of removed ones, the newest first.
+func (db *DB) Ancestries(ctx context.Context) ([]Ancestry, error) {
+	const query = `SELECT id, owner, sandbox, parent, merged, created, 0 FROM commits
+UNION ALL SELECT id, owner, sandbox, parent, merged, created, 1 FROM commits_gone ORDER BY 6 DESC, 1`
+	var all []Ancestry
+	err := db.each(ctx, query, nil, func(r scanner) error {
+		var a Ancestry
+		err := r.Scan(&a.ID, &a.Owner, &a.Sandbox, &a.Parent, &a.Merged, &a.Created, &a.Gone)
+		all = append(all, a)
+		return err
+	})
+	return all, err
 }
 
 // CommitQuery selects commits. Empty fields select all.
@@ -45,13 +96,13 @@ type CommitQuery struct {
 	Limit   int // 0: no limit
 }
 
-const commitColumns = "SELECT id, owner, sandbox, parent, layer, created, body FROM commits "
+const commitColumns = "SELECT id, owner, sandbox, parent, merged, layer, created, digest, body FROM commits "
 
 func (db *DB) commits(ctx context.Context, where string, args ...any) ([]Commit, error) {
 	var all []Commit
 	err := db.each(ctx, commitColumns+where, args, func(r scanner) error {
 		var c Commit
-		err := r.Scan(&c.ID, &c.Owner, &c.Sandbox, &c.Parent, &c.Layer, &c.Created, &c.Body)
+		err := r.Scan(&c.ID, &c.Owner, &c.Sandbox, &c.Parent, &c.Merged, &c.Layer, &c.Created, &c.Digest, &c.Body)
 		all = append(all, c)
 		return err
 	})

@@ -7,6 +7,7 @@ package fake
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"sync"
@@ -26,6 +27,8 @@ type Layers struct {
 	layers map[string]bool
 	envs   map[string]map[string]string
 	below  map[string]string
+
+	clashing bool
 }
 
 // NewLayers returns an empty store.
@@ -129,6 +132,60 @@ func (l *Layers) Compare(_ context.Context, from, to rootfs.State) ([]rootfs.Cha
 		return nil, nil
 	}
 	return []rootfs.Change{{Op: "added", Path: "/home/user/new", Type: "file", Size: 3, Mode: 0o644}}, nil
+}
+
+// Merge implements sandbox.Roots. It changes one file, and after Clash it conflicts at one path.
+func (l *Layers) Merge(_ context.Context, r rootfs.MergeRequest) (rootfs.Merged, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := rootfs.Merged{Changes: []rootfs.Change{{Op: "added", Path: "/home/user/new", Type: "file", Size: 3, Mode: 0o644}}}
+	if l.clashing {
+		c := rootfs.Conflict{Path: "/home/user/state", Kind: rootfs.BothChanged, What: []string{"contents"}}
+		if r.Choose != nil {
+			c.Resolved = string(r.Choose(c.Path))
+		}
+		if c.Resolved == "" {
+			out.Conflicts = append(out.Conflicts, c)
+			return out, nil
+		}
+		out.Resolved = append(out.Resolved, c)
+	}
+	if r.Dry {
+		return out, nil
+	}
+	if !l.layers[r.Ours.Layer] || !l.layers[r.Theirs.Layer] {
+		return out, errs.New(errs.NotFound, "there is no layer %s or %s", r.Ours.Layer, r.Theirs.Layer)
+	}
+	l.made++
+	out.Layer = rootfs.Layer{ID: fmt.Sprintf("layer%04d", l.made), Bytes: LayerBytes}
+	l.layers[out.Layer.ID], l.envs[out.Layer.ID] = true, l.envs[r.Ours.Layer]
+	return out, nil
+}
+
+// Diff implements sandbox.Roots.
+func (l *Layers) Diff(ctx context.Context, from, to rootfs.State, o rootfs.DiffOptions) ([]rootfs.FileDiff, error) {
+	changes, err := l.Compare(ctx, from, to)
+	var out []rootfs.FileDiff
+	for _, c := range changes {
+		d := rootfs.FileDiff{Change: c, After: &rootfs.FileState{Type: c.Type, Mode: c.Mode, Size: c.Size}}
+		if o.Patches {
+			d.Patch, d.Added = "@@ -0,0 +1,1 @@\n+hi\n", 1
+		}
+		out = append(out, d)
+	}
+	return out, err
+}
+
+// Digest implements sandbox.Roots.
+func (l *Layers) Digest(_ context.Context, layer string) (rootfs.Digest, error) {
+	return rootfs.Digest{Text: fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(layer))), Files: 1, Bytes: LayerBytes}, nil
+}
+
+// Clash makes merges conflict, or not, from here on.
+func (l *Layers) Clash(yes bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.clashing = yes
 }
 
 // PutEnv implements sandbox.Roots.

@@ -51,7 +51,11 @@ type Commit struct {
 	// Profiles that a sandbox started from it may have, the default first.
 	Profiles []string `protobuf:"bytes,14,rep,name=profiles,proto3" json:"profiles,omitempty"`
 	// The sandbox's name.
-	Name          string `protobuf:"bytes,15,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,15,opt,name=name,proto3" json:"name,omitempty"`
+	// For a merge, the commit that was merged in; it may be gone.
+	Merged string `protobuf:"bytes,20,opt,name=merged,proto3" json:"merged,omitempty"`
+	// Of its files, as VerifyCommit tells; empty: nobody has asked for it yet.
+	Digest        string `protobuf:"bytes,21,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -187,6 +191,20 @@ func (x *Commit) GetProfiles() []string {
 func (x *Commit) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *Commit) GetMerged() string {
+	if x != nil {
+		return x.Merged
+	}
+	return ""
+}
+
+func (x *Commit) GetDigest() string {
+	if x != nil {
+		return x.Digest
 	}
 	return ""
 }
@@ -1084,7 +1102,7 @@ var File_casemate_v1_commit_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\n" +
-	"\x18casemate/v1/commit.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/sandbox.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\x03\n" +
+	"\x18casemate/v1/commit.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/sandbox.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x03\n" +
 	"\x06Commit\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\asandbox\x18\x02 \x01(\tR\asandbox\x12\x16\n" +
@@ -1102,7 +1120,9 @@ const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\x06frozen\x18\f \x01(\v2\x19.google.protobuf.DurationR\x06frozen\x12\x1a\n" +
 	"\btemplate\x18\r \x01(\tR\btemplate\x12\x1a\n" +
 	"\bprofiles\x18\x0e \x03(\tR\bprofiles\x12\x12\n" +
-	"\x04name\x18\x0f \x01(\tR\x04name\"[\n" +
+	"\x04name\x18\x0f \x01(\tR\x04name\x12\x16\n" +
+	"\x06merged\x18\x14 \x01(\tR\x06merged\x12\x16\n" +
+	"\x06digest\x18\x15 \x01(\tR\x06digest\"[\n" +
 	"\x13CreateCommitRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x10\n" +

@@ -1,0 +1,198 @@
+package rootfs
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"maps"
+	"os"
+	"slices"
+
+	"casemate.dev/internal/linux/fd"
+)
+
+// Digest is what Digest returns of a commit's files.
+type Digest struct {
+	// Text is "sha256:" and 64 hexadecimal digits.
+	Text string
+	// Files and Bytes are how many files and what contents were read.
+	Files, Bytes int64
+}
+
+// Digest reads all files that a sandbox starts with on a committed layer, and returns their digest. Two layers
+// have the same one where they show the same: names, types, modes, owners, attributes, contents, targets, which
+// names are one file. Times are not in it, nor how the files are spread over layers. Of workspaces it takes what
+// was committed, not the folder of the host below it.
+// Kinds: NotFound (no such layer).
+func (s *Store) Digest(ctx context.Context, layer string) (Digest, error) {
+	s.kept.change.RLock() // no layer goes meanwhile
+	defer s.kept.change.RUnlock()
+	d, drop, err := s.dirsOf(State{Layer: layer})
+	if err != nil {
+		return Digest{}, err
+	}
+	defer drop()
+	roots := map[string]*os.File{}
+	defer func() {
+		for _, f := range roots {
+			_ = f.Close()
+		}
+	}()
+	g := digester{ctx: ctx, sum: sha256.New()}
+	g.links = linkFinder{ctx: ctx, hold: func(string) error { return nil }}
+	fmt.Fprintf(g.sum, "casemate tree 1\n")
+	if err := g.part(roots, "/", d.root); err != nil {
+		return Digest{}, fmt.Errorf("digest layer %s: %w", layer, err)
+	}
+	for _, w := range d.spaces {
+		if err := g.part(roots, w.target, w.dirs[:len(w.dirs)-1]); err != nil {
+			return Digest{}, fmt.Errorf("digest workspace %s of layer %s: %w", w.target, layer, err)
+		}
+	}
+	g.out.Text = "sha256:" + hex.EncodeToString(g.sum.Sum(nil))
+	return g.out, nil
+}
+
+// digester adds up files.
+type digester struct {
+	ctx   context.Context //nolint:containedctx // of the one run
+	sum   hash.Hash
+	links linkFinder
+	parts int
+	view  view
+	// marks says that removals count, since what they remove is not read.
+	marks bool
+	out   Digest
+}
+
+// part adds what layers show together. Lengths stand before names, so that no name can pass for something else.
+func (g *digester) part(roots map[string]*os.File, target string, dirs []string) error {
+	fmt.Fprintf(g.sum, "part %d:%s\n", len(target), target)
+	if len(dirs) == 0 {
+		return nil
+	}
+	v, err := openView(roots, dirs)
+	if err != nil {
+		return err
+	}
+	g.view, g.marks = v, target != "/"
+	g.parts++
+	info, err := fd.Stat(v[0])
+	if err != nil {
+		return err
+	}
+	if err := g.file("", shownFile{info: info, root: v[0]}); err != nil {
+		return err
+	}
+	return g.directory("")
+}
+
+func (g *digester) directory(path string) error {
+	n, which, err := g.view.parts(path)
+	if err != nil {
+		return err
+	}
+	names := map[string]bool{}
+	if err := g.view.names(path, n, which, names); err != nil {
+		return err
+	}
+	if g.marks && path != "" {
+		if err := g.opaque(path, n, which); err != nil {
+			return err
+		}
+	}
+	for _, name := range sortedNames(names) {
+		if err := g.ctx.Err(); err != nil {
+			return err
+		}
+		at := below(path, name)
+		f, err := g.view.find(at)
+		if err != nil {
+			return err
+		}
+		if f == nil {
+			if g.marks {
+				fmt.Fprintf(g.sum, "gone %d:%s\n", len(at), at)
+			}
+			continue
+		}
+		if err := g.file(at, *f); err != nil {
+			return err
+		}
+		if f.info.IsDir() {
+			if err := g.directory(at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// opaque adds that a directory hides what lies below all layers.
+func (g *digester) opaque(path string, n int, which []bool) error {
+	if !which[n-1] {
+		return nil
+	}
+	is, err := isOpaque(g.view[n-1], path)
+	if is {
+		fmt.Fprintf(g.sum, "opaque %d:%s\n", len(path), path)
+	}
+	return err
+}
+
+// file adds one file.
+func (g *digester) file(path string, f shownFile) error {
+	g.out.Files++
+	dirPath, name := fd.Split(path)
+	dir, err := dirIn(f.root, dirPath)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if name == "" {
+		name = "."
+	}
+	a, err := fd.AttrOf(dir, name, f.info, ownMark)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(g.sum, "%s %o %d:%d %d:%s\n", typeName(f.info), f.info.Mode, a.UID, a.GID, len(path), path)
+	for _, x := range slices.Sorted(maps.Keys(a.Xattrs)) {
+		fmt.Fprintf(g.sum, "attribute %d:%s %d:%s\n", len(x), x, len(a.Xattrs[x]), a.Xattrs[x])
+	}
+	group, err := g.links.group(g.parts, g.view, &f, path)
+	if err != nil {
+		return err
+	}
+	if group != nil && group[0] != path {
+		fmt.Fprintf(g.sum, "same as %d:%s\n", len(group[0]), group[0])
+		return nil
+	}
+	switch {
+	case f.info.IsRegular():
+		return g.contents(dir, name)
+	case f.info.IsSymlink():
+		target, err := fd.Readlink(dir, name)
+		fmt.Fprintf(g.sum, "to %d:%s\n", len(target), target)
+		return err
+	case f.info.IsDevice():
+		fmt.Fprintf(g.sum, "device %d\n", f.info.Rdev)
+	}
+	return nil
+}
+
+func (g *digester) contents(dir *os.File, name string) error {
+	file, err := fd.OpenFile(dir, name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	sum := sha256.New()
+	n, err := io.Copy(sum, file)
+	g.out.Bytes += n
+	fmt.Fprintf(g.sum, "contents %d %x\n", n, sum.Sum(nil))
+	return err
+}
