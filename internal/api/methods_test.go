@@ -99,7 +99,7 @@ func steps() []step {
 		{"CommitService/CompareStates", "GET /v1/compare?from=ready&to=${box}", `{"from":"ready","to":"${box}"}`, `"op":"added"`},
 		{"HistoryService/DiffStates", "GET /v1/diff?from=ready&to=${box}&patches=true", `{"from":"ready","to":"${box}","patches":true}`, `"patch":"@@`},
 		{"HistoryService/MergeStates", "POST /v1/merge", `{"into":"${box}","from":"ready","base":"ready","dryRun":true}`, `"MERGE_OUTCOME_MERGED"`},
-		{"HistoryService/GetLineage", "GET /v1/commits/ready/lineage", `{"commit":"ready"}`, `"sandboxes":[{"id":"${box}"`},
+		{"HistoryService/GetLineage", "GET /v1/commits/ready/lineage", `{"commit":"ready"}`, `"sandboxes":[{"id":"`},
 		{"HistoryService/FindCommonAncestors", "GET /v1/commits/ready/common-ancestors?other=ready", `{"commit":"ready","other":"ready"}`, `"ancestors":[{"id":"cmt_`},
 		{"HistoryService/VerifyCommit", "POST /v1/commits/ready/verify", `{"commit":"ready"}`, `"digest":"sha256:`},
 		{"CommitService/DeleteCommit", "DELETE /v1/commits/ready", `{"commit":"ready"}`, `"message":"m"`},

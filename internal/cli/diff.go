@@ -25,12 +25,13 @@ func (a *app) diffCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [flags] SANDBOX [PATH…]",
 		Short: "Show what a sandbox changed in its workspace",
-		Long: `Show what a sandbox changed in its workspace, compared with the host folder it came from, as a unified
-diff. A sandbox without a workspace, or --root, shows which files of its root file system differ from what
-it started from; with --from, what differs in them from a commit or another sandbox, and a commit may stand in
+		Long: `Show what a sandbox changed in its workspace, compared with the host folder it came from, as a unified diff.
+A sandbox without a workspace, or --root, shows which files of its root file system differ from what it
+started from; with --from, what differs in them from a commit or another sandbox, and a commit may stand in
 its place: contents of text as unified diffs, modes, owners, attributes and targets.
 
-On a terminal, what a sandbox wrote shows without what could steer the terminal. Nothing is run and no link is followed out of the folder, whatever the sandbox wrote.
+On a terminal, what a sandbox wrote shows without what could steer the terminal. Nothing is run and no link
+is followed out of the folder, whatever the sandbox wrote.
 
 Exit codes: 0 whether or not there are changes, 125 on failure.`,
 		Example: `  casemate diff fix

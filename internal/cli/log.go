@@ -16,10 +16,10 @@ func (a *app) logCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "log [flags] [SANDBOX]",
 		Short: "List commits, the newest first",
-		Long: `List commits, the newest first: those of one sandbox, which may be gone, or all that you may see. Those
-that were made on the way to something else (a fork, a checkout) show with --all, and always with --graph, which
-draws how commits come from each other: lines part where a fork was made and join where one was merged. Of one
-sandbox it also shows what its commits come from, and what came of them elsewhere.
+		Long: `List commits, the newest first: those of one sandbox, which may be gone, or all that you may see. Those that
+were made on the way to something else (a fork, a checkout) show with --all, and always with --graph, which
+draws how commits come from each other: lines part where a fork was made and join where one was merged. Of
+one sandbox it also shows what its commits come from, and what came of them elsewhere.
 
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate log web

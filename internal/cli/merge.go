@@ -16,9 +16,9 @@ func (a *app) mergeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "merge [flags] INTO FROM",
 		Short: "Take what one state changed into another one",
-		Long: `Take what FROM changed since a common ancestor into INTO. Each is a sandbox or a commit; the result is a commit
-with both as parents. A sandbox that is merged into has its files committed first, and starts anew with the
-merged ones, as by "casemate checkout"; one that is paused stays so.
+		Long: `Take what FROM changed since a common ancestor into INTO. Each is a sandbox or a commit; the result is a
+commit with both as parents. A sandbox that is merged into has its files committed first, and starts anew
+with the merged ones, as by "casemate checkout"; one that is paused stays so.
 
 Files are merged as wholes: contents, owner, mode, each attribute and the names of hard links by themselves.
 Where both sides changed the same in different ways, nothing is guessed: the conflicts are listed and

@@ -18,8 +18,9 @@ func (a *app) showCmd() *cobra.Command {
 		Use:   "show [flags] COMMIT [PATH…]",
 		Short: "Show a commit and what it changed",
 		Long: `Show a commit: what it is, and what it changed since its parent, as unified diffs for text. With --verify,
-read all its files instead and tell their digest. The first one is recorded, with the commit and in the journal, and
-held against each later one: commits with the same files have the same digest, whatever they were made of.
+read all its files instead and tell their digest. The first one is recorded, with the commit and in the
+journal, and held against each later one: commits with the same files have the same digest, whatever they
+were made of.
 
 Exit codes: 0, 1 when the files are not those of the recorded digest, 125 on failure.`,
 		Example: `  casemate show web/ready
