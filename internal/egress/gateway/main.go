@@ -72,8 +72,8 @@ func confine(args []string) error {
 	if err := unix.CloseRange(control.ListenFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return os.NewSyscallError("prctl PR_SET_NO_NEW_PRIVS", err)
+	if err := seccomp.NoNewPrivs(); err != nil {
+		return err
 	}
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
