@@ -3,7 +3,6 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -227,7 +226,7 @@ func TestDamaged(t *testing.T) {
 // archives.
 func TestRoundTrip(t *testing.T) {
 	testenv.Root(t)
-	for seed := range uint64(40) {
+	for seed := range uint64(20) {
 		dir := t.TempDir()
 		randomLayer(t, rand.New(rand.NewPCG(seed, 1)), dir)
 		first := pack(t, dir)
@@ -253,7 +252,7 @@ func randomLayer(t testing.TB, r *rand.Rand, dir string) {
 	names := []string{"a", "b", "not\xff\xfeutf8", "new\nline", strings.Repeat("n", 255), "c d", "é", "-x"}
 	for i := range 60 {
 		parent := dirs[r.IntN(len(dirs))]
-		path := fmt.Sprintf("%s/%s%d", parent, names[r.IntN(len(names))], i)
+		path := fmt.Sprintf("%s/%02d%s", parent, i, names[r.IntN(len(names))])
 		path = path[:min(len(path), len(parent)+256)]
 		var err error
 		switch r.IntN(9) {
@@ -282,7 +281,7 @@ func randomLayer(t testing.TB, r *rand.Rand, dir string) {
 			}
 			_ = syscall.Setxattr(path, "user.note", []byte(names[r.IntN(len(names))]), 0)
 		}
-		if err != nil && !os.IsExist(err) && !errors.Is(err, syscall.EISDIR) { // one long name is like another
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
