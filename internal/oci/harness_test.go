@@ -5,12 +5,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,7 +29,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"casemate.dev/internal/linux/mount"
-	"casemate.dev/internal/oci/layer"
 	"casemate.dev/internal/oci/registry"
 	"casemate.dev/internal/oci/worker"
 	"casemate.dev/internal/rootfs"
@@ -91,9 +90,6 @@ func (h *hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (h *hub) host() string { return strings.TrimPrefix(h.URL, "https://") }
 
-// faults sets what answers in the registry's place.
-func (h *hub) faults(f func(w http.ResponseWriter, r *http.Request) bool) { h.fault.Store(&f) }
-
 // count tells how many requests had something in them.
 func (h *hub) count(what string) (n int) {
 	h.mu.Lock()
@@ -120,6 +116,30 @@ func (h *hub) push(t testing.TB, ref string, img v1.Image) {
 		t.Fatal(err)
 	}
 	if err := remote.Write(tag, img, remote.WithTransport(h.Client().Transport)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pushIndex puts an index of images into the registry.
+func (h *hub) pushIndex(t testing.TB, ref string, index v1.ImageIndex) {
+	t.Helper()
+	tag, err := name.NewTag(h.host() + "/" + ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(tag, index, remote.WithTransport(h.Client().Transport)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pushPlain puts an image into a registry that asks nothing.
+func (h *hub) pushPlain(t testing.TB, ref string, img v1.Image) {
+	t.Helper()
+	tag, err := name.NewTag(ref, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(tag, img); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -213,7 +233,7 @@ func openWorld(t testing.TB, dir string, change ...func(*Config)) *world {
 	w.cfg = Config{
 		Dir: filepath.Join(dir, "oci"), Store: store,
 		ReserveID: func() (uint32, func(), error) { return ids.Add(65536), func() {}, nil },
-		Registry:  registry.Config{Backoff: time.Millisecond, Proxy: func(*http.Request) (*urlURL, error) { return nil, nil }},
+		Registry:  registry.Config{Backoff: time.Millisecond, Proxy: func(*http.Request) (*url.URL, error) { return nil, nil }},
 	}
 	for _, f := range change {
 		f(&w.cfg)
@@ -273,14 +293,3 @@ func (w *world) nothingHalf(t testing.TB) {
 		}
 	}
 }
-
-func toJSON(t testing.TB, v any) []byte {
-	t.Helper()
-	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
-var _ = layer.Limits{}

@@ -115,16 +115,20 @@ func (c *contents) withConfig(raw []byte) error {
 
 func hostPlatform() v1.Platform { return v1.Platform{OS: "linux", Architecture: runtime.GOARCH} }
 
-// choose picks the manifest of an index that is for this machine.
-func choose(raw []byte) (v1.Descriptor, error) {
+// choose picks the manifest of an index that is for this machine; with nested also an index, where there is no
+// manifest and only one index.
+func choose(raw []byte, nested bool) (v1.Descriptor, error) {
 	index, err := v1.ParseIndexManifest(bytes.NewReader(raw))
 	if err != nil {
 		return v1.Descriptor{}, errs.Wrap(err, errs.InvalidArgument, "the image's index can't be read")
 	}
 	host := hostPlatform()
-	var fits []v1.Descriptor
+	var fits, indexes []v1.Descriptor
 	var others []string
 	for _, d := range index.Manifests {
+		if d.MediaType.IsIndex() {
+			indexes = append(indexes, d)
+		}
 		if !d.MediaType.IsImage() || d.Annotations["vnd.docker.reference.type"] != "" {
 			continue // attestations and the like
 		}
@@ -135,6 +139,9 @@ func choose(raw []byte) (v1.Descriptor, error) {
 		default:
 			others = append(others, p.String())
 		}
+	}
+	if len(fits) == 0 && len(others) == 0 && len(indexes) == 1 && nested {
+		return indexes[0], nil
 	}
 	if len(fits) == 0 {
 		slices.Sort(others)

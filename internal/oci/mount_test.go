@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"net/url"
 	"strings"
 	"syscall"
 	"testing"
@@ -9,8 +8,6 @@ import (
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/rootfs"
 )
-
-type urlURL = url.URL
 
 func newID() string { return id.Sandbox() }
 

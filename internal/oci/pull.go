@@ -82,7 +82,7 @@ func (s *Service) resolve(ctx context.Context, repo *registry.Repo) (*contents, 
 		return nil, err
 	}
 	if kind.IsIndex() {
-		d, err := choose(raw)
+		d, err := choose(raw, false)
 		if err != nil {
 			return nil, err
 		}
@@ -109,12 +109,7 @@ func (s *Service) resolve(ctx context.Context, repo *registry.Repo) (*contents, 
 }
 
 // maxBytes bounds an image's archives together.
-func (s *Service) maxBytes() int64 {
-	if s.cfg.Limits.Bytes > 0 {
-		return s.cfg.Limits.Bytes
-	}
-	return 32 << 30
-}
+func (s *Service) maxBytes() int64 { return s.cfg.Limits.Filled().Bytes }
 
 // smallBlob fetches a configuration.
 func (s *Service) smallBlob(ctx context.Context, repo *registry.Repo, d v1.Descriptor) ([]byte, error) {

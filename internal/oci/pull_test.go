@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/klauspost/compress/zstd"
-
 	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -96,5 +94,3 @@ func TestPullZstdAndPlain(t *testing.T) {
 		t.Errorf("plan of an image that says nothing: %+v", p)
 	}
 }
-
-var _ = zstd.SpeedDefault

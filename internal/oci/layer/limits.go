@@ -20,7 +20,8 @@ type Limits struct {
 // ratioFrom is how large an archive is before its ratio counts: a layer may well be one empty disk image.
 const ratioFrom = 256 << 20
 
-func (l Limits) filled() Limits {
+// Filled returns the limits with a value for each.
+func (l Limits) Filled() Limits {
 	set := func(v *int64, to int64) {
 		if *v <= 0 {
 			*v = to

@@ -62,7 +62,7 @@ type times struct{ sec, nsec int64 }
 // compressed bytes. The caller sees to it that r is not read further after an error.
 // Kinds: InvalidArgument (a damaged or hostile archive), ResourceExhausted (a limit), Unsupported.
 func Unpack(ctx context.Context, r io.Reader, compressed int64, root *os.File, lim Limits) (Result, error) {
-	lim = lim.filled()
+	lim = lim.Filled()
 	plain, err := Decompress(r)
 	if err != nil {
 		return Result{}, err

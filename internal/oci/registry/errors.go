@@ -56,8 +56,8 @@ func status(err error) int {
 
 // passing reports whether an error may be gone at the next try.
 func passing(err error) bool {
-	if errs.KindOf(err) != errs.Internal && errs.KindOf(err) != errs.Unavailable {
-		return false
+	if errs.KindOf(err) != errs.Internal {
+		return false // ours, and said for good
 	}
 	switch code := status(err); {
 	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented:
@@ -118,11 +118,12 @@ func (c *Client) pause(ctx context.Context, n int, err error) error {
 // told gives an error of a registry the kind and the words that people need.
 func told(err error, format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
-	if errs.KindOf(err) != errs.Internal {
-		return fmt.Errorf("%s: %w", what, err)
-	}
 	var unknown x509.UnknownAuthorityError
 	var host x509.HostnameError
+	certificate := errors.As(err, &unknown) || errors.As(err, &host)
+	if errs.KindOf(err) != errs.Internal && !certificate {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	switch code := status(err); {
 	case code == http.StatusUnauthorized:
 		return errs.Wrap(err, errs.Unauthenticated, "cannot %s: it wants other credentials, or there is no such image", what).
@@ -136,7 +137,7 @@ func told(err error, format string, args ...any) error {
 			WithHint("wait, or use credentials: registries allow those who sign in more")
 	case code != 0:
 		return errs.Wrap(err, errs.Unavailable, "cannot %s: the registry answers %d %s", what, code, http.StatusText(code))
-	case errors.As(err, &unknown), errors.As(err, &host):
+	case certificate:
 		return errs.Wrap(err, errs.Unavailable, "cannot %s: its certificate is not valid for that name, or of an authority that this server does not know", what).
 			WithHint("casemate serve --extra-ca FILE names further authorities")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

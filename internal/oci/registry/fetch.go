@@ -119,8 +119,8 @@ func (r *Repo) Fetch(ctx context.Context, d v1.Descriptor, out *os.File, done *a
 		return err
 	}
 	resumed := f.at > 0
+	best := f.at // progress is what was never there before: a registry may cut every answer at the same place
 	for failed := 0; ; {
-		before := f.at
 		err := f.attempt(ctx)
 		if err == nil {
 			if err = f.check(); err == nil || !resumed {
@@ -133,8 +133,8 @@ func (r *Repo) Fetch(ctx context.Context, d v1.Descriptor, out *os.File, done *a
 			}
 			continue
 		}
-		if failed++; f.at > before {
-			failed = 0
+		if failed++; f.at > best {
+			failed, best = 0, f.at
 		}
 		if ctx.Err() != nil || failed >= tries || !passing(err) {
 			return told(err, "fetch %s of %s", d.Digest, r.ref)
@@ -200,7 +200,7 @@ func (f *fetch) attempt(ctx context.Context) error {
 		return err
 	}
 	if f.at > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", f.at))
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", f.at, f.want.Size-1))
 	}
 	resp, err := f.r.http.Do(req)
 	if err != nil {
@@ -221,7 +221,11 @@ func (f *fetch) attempt(ctx context.Context) error {
 	default:
 		return newStatus("GET", resp)
 	}
-	return f.copy(resp.Body, cancel)
+	if err := f.copy(resp.Body, cancel); !errors.Is(err, errCut) || resp.ContentLength < 0 {
+		return err
+	}
+	// All that was announced has come.
+	return errs.New(errs.Unavailable, "the registry has only %d bytes of %s, and its manifest says %d", f.at, f.want.Digest, f.want.Size)
 }
 
 // copy writes a body to the file, and gives up on one that says nothing any more.

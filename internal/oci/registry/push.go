@@ -2,9 +2,7 @@ package registry
 
 import (
 	"context"
-	"fmt"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
@@ -36,12 +34,4 @@ func (r *Repo) Push(ctx context.Context, img v1.Image, progress func(done, total
 		return told(err, "push %s", r.ref)
 	}
 	return nil
-}
-
-// Tag returns the image's name as go-containerregistry has it.
-func (r Ref) Tag() (name.Tag, error) {
-	if r.tag == "" {
-		return name.Tag{}, fmt.Errorf("%s has no tag", r)
-	}
-	return r.repo.Tag(r.tag), nil
 }

@@ -134,7 +134,7 @@ func mapped(ctx context.Context, dir string, first uint32) (*os.File, error) {
 
 // command makes the process's command; said is what it prints to standard error.
 func command(ctx context.Context, j Job, root, out, life *os.File) (*exec.Cmd, *bytes.Buffer, error) {
-	told, err := json.Marshal(order{Size: j.Size, Limits: j.Limits})
+	told, err := json.Marshal(order{Size: j.Size, Limits: j.Limits.Filled()})
 	if err != nil {
 		return nil, nil, err
 	}
