@@ -91,7 +91,6 @@ func (s *Set) Special(a netip.Addr) bool {
 	return found
 }
 
-<<<<<<< HEAD
 // PrivateName reports whether a name belongs to private networks: one without a dot, or below a top-level domain
 // that networks use among themselves (RFC 6761, RFC 6762 with its appendix G, RFC 8375).
 func PrivateName(name string) bool {
@@ -104,7 +103,8 @@ func PrivateName(name string) bool {
 		return true
 	}
 	return false
-=======
+}
+
 // Special reports what an address is that needs a rule of its own, for whoever has no Set; "": it is an ordinary
 // one.
 func Special(a netip.Addr) (what string) {
@@ -118,5 +118,4 @@ func Special(a netip.Addr) (what string) {
 		}
 	}
 	return ""
->>>>>>> b61b129 (internal/oci: pull images from registries)
 }
