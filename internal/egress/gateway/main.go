@@ -131,5 +131,9 @@ func calls() filter.Table {
 		Call: "socket", Otherwise: seccomp.Errno(unix.EPERM), Reason: "TCP and UDP, and netlink for the host's addresses",
 		Clauses: []filter.Clause{{When: []filter.Test{{Arg: 0, Mask: 0xffffffff, Values: []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}}}, Then: seccomp.Allow}},
 	})
+	t.Entries = append(t.Entries, filter.Entry{
+		Call: "ioctl", Otherwise: seccomp.Errno(unix.EPERM), Reason: "how much a socket has for us",
+		Clauses: []filter.Clause{{When: []filter.Test{{Arg: 1, Mask: 0xffffffff, Values: []uint32{unix.SIOCINQ}}}, Then: seccomp.Allow}},
+	})
 	return t
 }
