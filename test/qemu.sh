@@ -2,8 +2,9 @@
 # Runs what needs another kernel set-up than this machine's: Debian 12's own Linux 6.1 with cgroup v2
 # only, in QEMU by software emulation. The machine has an ext4 disk of its own as root, since Linux 6.1 can't idmap
 # overlays or tmpfs, sees this one's /usr and the repository in it read-only, and runs
-# test/qemu-guest.sh.
+# test/qemu-guest.sh: test/qemu.sh [contexts], which leaves out all but code contexts.
 set -euo pipefail
+part=${1:-}
 cd "$(dirname "$0")/.."
 source test/qemu-kernel.sh
 
@@ -44,7 +45,7 @@ ip link set lo up
 mkdir -p dev/pts dev/shm
 mount -t devpts pts dev/pts
 # Not chroot: user namespaces can't be made in one (user_namespaces(7)).
-exec switch_root /root /bin/bash -c '$repo/test/qemu-guest.sh $repo $cache/tests; echo "qemu exit \$?"; busybox poweroff -f'
+exec switch_root /root /bin/bash -c '$repo/test/qemu-guest.sh $repo $cache/tests $part; echo "qemu exit \$?"; busybox poweroff -f'
 INIT
 initrd "$work/init" "$work/initrd"
 

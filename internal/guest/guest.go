@@ -63,7 +63,8 @@ type Guest struct {
 	contexts  *contexts.Set
 	memory    *memory
 	null      int          // a descriptor of /dev/null, never closed
-	dials     atomic.Int32 // connections to ports
+	dials     atomic.Int32 // connections to and from ports
+	accepted  accepted     // connections from inside that wait for the server
 	wide      atomic.Int32 // connections that carry much
 	shortUsed atomic.Int64 // when the short way was taken last, in Unix nanoseconds
 
@@ -229,6 +230,10 @@ func (g *Guest) serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) 
 		return g.workers.hand(c, call)
 	case guestwire.MethodDial:
 		return g.dial(c, call)
+	case guestwire.MethodListen:
+		return g.listen(c, call)
+	case guestwire.MethodTake:
+		return g.take(c, call)
 	case guestwire.MethodListenings:
 		ports, err := listenings()
 		if err != nil {

@@ -63,16 +63,21 @@ func (g *Guest) dial(c *guestwire.Conn, call guestwire.Call) error {
 	if err := guestwire.Unmarshal(call.Body, &r); err != nil {
 		return badBody(err)
 	}
-	if g.dials.Add(1) > maxDials {
-		g.dials.Add(-1)
-		return errs.New(errs.ResourceExhausted, "%d connections to the sandbox's ports are open already", maxDials)
-	}
-	defer g.dials.Add(-1)
 	port, err := dialPort(r)
 	if err != nil {
 		return err
 	}
+	return g.joinPort(c, port)
+}
+
+// joinPort joins a connection of the sandbox's ports, which it closes, with the call's.
+func (g *Guest) joinPort(c *guestwire.Conn, port net.Conn) error {
 	defer port.Close()
+	if g.dials.Add(1) > maxDials {
+		g.dials.Add(-1)
+		return errs.New(errs.ResourceExhausted, "%d connections of the sandbox's ports are open already", maxDials)
+	}
+	defer g.dials.Add(-1)
 	defer g.narrow(c.Conn)()
 	if err := c.Reply(nil); err != nil {
 		return err

@@ -306,19 +306,45 @@ func (c *Client) Watch(ctx context.Context, r WatchRequest) (*EventStream[WatchE
 // DialPort connects to a TCP port inside. The connection carries the port's bytes and no frames;
 // ctx governs only its opening. Unavailable: nothing listens there.
 func (c *Client) DialPort(ctx context.Context, r DialRequest) (net.Conn, error) {
-	x, err := c.begin(ctx, MethodDial, r, nil)
+	return c.joined(ctx, MethodDial, r)
+}
+
+// joined makes a call whose connection carries somebody else's bytes afterwards.
+func (c *Client) joined(ctx context.Context, m Method, body any) (net.Conn, error) {
+	x, err := c.begin(ctx, m, body, nil)
 	if err != nil {
 		return nil, err
 	}
 	if err := x.reply(nil); err != nil {
 		x.close()
-		return nil, x.failed(MethodDial, err)
+		return nil, x.failed(m, err)
 	}
 	if !x.stop() {
 		x.close()
-		return nil, x.failed(MethodDial, ctx.Err())
+		return nil, x.failed(m, ctx.Err())
 	}
 	return x.conn, nil
+}
+
+// ListenPort listens on a TCP port inside. When it returns, the port is open; the stream tells of every
+// connection, which TakePort then takes, and has no end of its own. The caller closes it, and the port with it.
+// AlreadyExists: something inside listens there.
+func (c *Client) ListenPort(ctx context.Context, r ListenRequest) (*EventStream[Accepted], error) {
+	s, err := events[Accepted](ctx, c, MethodListen, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.x.reply(nil); err != nil {
+		s.Close()
+		return nil, s.x.failed(MethodListen, err)
+	}
+	return s, nil
+}
+
+// TakePort takes a connection that ListenPort told of; it is as one of DialPort. NotFound: it has waited too
+// long, or has left.
+func (c *Client) TakePort(ctx context.Context, a Accepted) (net.Conn, error) {
+	return c.joined(ctx, MethodTake, a)
 }
 
 // Listenings returns the TCP ports that something inside listens on, in order.

@@ -34,6 +34,8 @@ const (
 	MethodWatch      Method = "file.watch"     // WatchRequest → FrameReply, then FrameEvent(WatchEvent)… until closed
 	MethodDial       Method = "port.dial"      // DialRequest → ok, then the connection is the port's bytes
 	MethodListenings Method = "port.list"      // no body → PortList
+	MethodListen     Method = "port.listen"    // ListenRequest → ok, FrameEvent(Accepted)… until the caller leaves
+	MethodTake       Method = "port.take"      // Accepted → ok, then the connection is the accepted one's bytes
 )
 
 // Claim gives an instance its identity in one step. A second Claim is refused.
@@ -348,6 +350,17 @@ type DialRequest struct {
 	Network string `json:"network"` // "tcp"
 	Host    string `json:"host,omitempty"`
 	Port    int    `json:"port"`
+}
+
+// ListenRequest asks the guest to listen on a TCP port of 127.0.0.1, for as long as the call lasts: what is inside
+// finds the server there.
+type ListenRequest struct {
+	Port int `json:"port"`
+}
+
+// Accepted is a connection that was made to such a port. It waits a few seconds to be taken.
+type Accepted struct {
+	ID int64 `json:"id"`
 }
 
 // PortList names the TCP ports that something listens on.

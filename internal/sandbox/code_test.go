@@ -398,6 +398,37 @@ func TestFreshRunsSurviveServer(t *testing.T) {
 	}
 }
 
+// TestCodeFromInside: what a sandbox's own code asks for is recorded as its doing, not as its owner's.
+func TestCodeFromInside(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{})
+	inside := alice
+	inside.Inside = true
+	for _, p := range []Principal{inside, alice} {
+		if _, err := s.RunCode(t.Context(), p, sb.ID, CodeSpec{Code: "1+1"}, "", newHeard()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events, err := s.cfg.Journal.Events(t.Context(), sb.ID, 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var actors []string
+	for _, e := range events {
+		if e.Type == journal.RunStarted || e.Type == journal.ContextCreated {
+			actors = append(actors, e.Actor)
+		}
+	}
+	want := []string{"sandbox:" + sb.ID, "sandbox:" + sb.ID, alice.ID}
+	if !slices.Equal(actors, want) {
+		t.Errorf("actors %v, want %v", actors, want)
+	}
+	bob := Principal{ID: "bob", Inside: true}
+	if _, err := s.RunCode(t.Context(), bob, sb.ID, CodeSpec{Code: "1+1"}, "", newHeard()); !errs.Is(err, errs.NotFound) {
+		t.Errorf("another's: %v", err)
+	}
+}
+
 func TestContextsAreWarm(t *testing.T) {
 	s := newWorld(t).serve()
 	sb := s.create(alice, Spec{Contexts: []CodeContextSpec{{ID: "mine", Language: "python"}, {ID: "none", Language: "cobol"}}})

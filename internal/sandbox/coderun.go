@@ -142,7 +142,7 @@ func (c *codeContext) enterRun(p Principal, runID string) (r *codeRun, fresh boo
 	if r := c.runs[runID]; r != nil {
 		return r, false
 	}
-	r = &codeRun{id: runID, c: c, actor: p.ID, ended: make(chan struct{}), info: guestwire.RunInfo{ID: runID, Context: c.id}}
+	r = &codeRun{id: runID, c: c, actor: p.actor(c.box.id), ended: make(chan struct{}), info: guestwire.RunInfo{ID: runID, Context: c.id}}
 	c.runs[runID] = r
 	c.order = append(c.order, r)
 	for i := 0; len(c.order) > keepRuns+guestwire.MaxQueued && i < len(c.order); {

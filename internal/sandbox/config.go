@@ -75,6 +75,9 @@ type Config struct {
 	Resolver *net.Resolver
 	// Proxy is the one that the gateway's connections leave through, for explaining; nil: none.
 	Proxy *proxy.Proxy
+	// Up is told, in a goroutine of its own, of every sandbox that has come to run: made, resumed, or adopted
+	// from an earlier server. ctx ends when it is paused or stops. nil: nobody is told.
+	Up func(ctx context.Context, s Sandbox)
 	// HostPaths are directories of the server itself (data, keys, run): no workspace may lie in one, or
 	// hold one.
 	HostPaths []string

@@ -91,7 +91,7 @@ func checkContext(s *CodeContextSpec) (drivers.Driver, error) {
 // createContext makes the context, or finds the one that has its id.
 func (m *Manager) createContext(ctx context.Context, p Principal, b *box, s CodeContextSpec, d drivers.Driver) (_ *codeContext, attached bool, err error) {
 	s.ID = or(s.ID, id.New(id.Context))
-	c := &codeContext{id: s.ID, box: b, actor: p.ID, started: make(chan struct{}), runs: make(map[string]*codeRun)}
+	c := &codeContext{id: s.ID, box: b, actor: p.actor(b.id), started: make(chan struct{}), runs: make(map[string]*codeRun)}
 	b.mu.Lock()
 	if other := b.codes[s.ID]; other != nil {
 		b.mu.Unlock()
@@ -143,7 +143,7 @@ func (m *Manager) warm(p Principal, b *box) {
 			if err == nil {
 				_, _, err = m.createContext(m.ctx, p, b, s, d)
 			}
-			if err != nil {
+			if err != nil && b.up.Err() == nil {
 				m.log.Warn("cannot start a context ahead of its use", "sandbox", b.id, "context", s.ID, "error", err)
 			}
 		})
@@ -357,7 +357,7 @@ func (m *Manager) RestartContext(ctx context.Context, p Principal, ref, contextI
 	b.mu.Lock()
 	c.info = info
 	b.mu.Unlock()
-	m.recordContext(c, journal.ContextRestarted, p.ID, contextFacts{Context: c.id, Language: info.Language}, info)
+	m.recordContext(c, journal.ContextRestarted, p.actor(b.id), contextFacts{Context: c.id, Language: info.Language}, info)
 	m.background(func() { m.watchContext(c, info.Starts) })
 	return c.snapshot(), nil
 }
@@ -384,7 +384,7 @@ func (m *Manager) DeleteContext(ctx context.Context, p Principal, ref, contextID
 	}
 	m.endRuns(c, guestwire.RunCanceled)
 	c.drop()
-	m.recordContext(c, journal.ContextEnded, p.ID, contextFacts{Context: c.id, Reason: "deleted"}, guestwire.ContextInfo{})
+	m.recordContext(c, journal.ContextEnded, p.actor(b.id), contextFacts{Context: c.id, Reason: "deleted"}, guestwire.ContextInfo{})
 	return nil
 }
 

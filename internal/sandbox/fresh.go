@@ -219,7 +219,7 @@ func (m *Manager) fork(p Principal, b *box, pool *freshPool) error {
 	made := make(map[string]*codeContext, freshBatch)
 	for range freshBatch {
 		c := &codeContext{
-			id: id.New(id.Context), box: b, actor: p.ID, pool: pool, fork: true,
+			id: id.New(id.Context), box: b, actor: p.actor(b.id), pool: pool, fork: true,
 			started: make(chan struct{}), runs: make(map[string]*codeRun),
 		}
 		scope, err := b.inst.NewScope(ctx, scopePrefix+c.id)

@@ -38,6 +38,8 @@ type guest interface {
 	Watch(ctx context.Context, r guestwire.WatchRequest) (*guestwire.EventStream[guestwire.WatchEvent], error)
 	DialPort(ctx context.Context, r guestwire.DialRequest) (net.Conn, error)
 	Listenings(ctx context.Context) ([]int, error)
+	ListenPort(ctx context.Context, r guestwire.ListenRequest) (*guestwire.EventStream[guestwire.Accepted], error)
+	TakePort(ctx context.Context, a guestwire.Accepted) (net.Conn, error)
 	CreateContext(ctx context.Context, r guestwire.CreateContext, files []*os.File) (guestwire.ContextInfo, error)
 	Contexts(ctx context.Context) ([]guestwire.ContextInfo, error)
 	ContextRuns(ctx context.Context, id string) ([]guestwire.RunInfo, error)

@@ -104,10 +104,27 @@ func (m *Manager) becomeLocked(b *box, to State, e journal.Event, with ...store.
 	b.sb.State = to
 	if to != Running {
 		b.down()
-	} else if b.up.Err() != nil {
-		b.up, b.down = context.WithCancel(context.Background())
+	} else {
+		if b.up.Err() != nil {
+			b.up, b.down = context.WithCancel(context.Background())
+		}
+		m.upLocked(b)
 	}
 	return m.saveLocked(b, e, with...)
+}
+
+// upLocked tells that a sandbox runs.
+func (m *Manager) upLocked(b *box) {
+	if m.cfg.Up == nil {
+		return
+	}
+	up, s := b.up, b.snapshotLocked()
+	m.background(func() {
+		ctx, cancel := context.WithCancel(up)
+		defer cancel()
+		defer context.AfterFunc(m.ctx, cancel)()
+		m.cfg.Up(ctx, s)
+	})
 }
 
 // event returns an event of the server's own doing, or of p's asking.

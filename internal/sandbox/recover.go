@@ -169,6 +169,9 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	b.sb.LastActive = wall(m.clock.Now()) // how long nobody could use it does not count
 	adopted := m.saveLocked(b, event(journal.SandboxAdopted, "", map[string]any{"state": b.sb.State, "processes": len(running)}))
 	m.armLocked(b)
+	if b.sb.State == Running {
+		m.upLocked(b)
+	}
 	b.mu.Unlock()
 	if _, err := adopted.Wait(); err != nil {
 		m.log.Error("cannot record that a sandbox was adopted", "sandbox", b.id, "error", err)

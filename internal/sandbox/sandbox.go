@@ -56,6 +56,17 @@ type Principal struct {
 	Sandbox string
 	// Admin may see and change every sandbox; others only those they own.
 	Admin bool
+	// Inside is set where the code of a sandbox asks for that sandbox, which it may as far as who sets it lets
+	// it: ID is the owner's then, and what is recorded says who it was.
+	Inside bool
+}
+
+// actor is who is recorded to have asked, about a sandbox.
+func (p Principal) actor(sandboxID string) string {
+	if p.Inside {
+		return "sandbox:" + sandboxID
+	}
+	return p.ID
 }
 
 // Spec is what a caller asks for. Zero fields get the Manager's defaults.

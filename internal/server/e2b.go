@@ -1,11 +1,13 @@
 package server
 
 import (
+	"context"
 	"fmt"
 
 	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/e2b/envd"
 	"casemate.dev/internal/policy"
+	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/usage"
 )
 
@@ -27,7 +29,18 @@ func (s *Server) openE2B(keys *policy.Keys) error {
 		return fmt.Errorf("make E2B's protocol: %w", err)
 	}
 	s.undo.Add(s.e2b.Close)
+	close(s.e2bOpen)
 	return s.openDebug()
+}
+
+// sandboxUp serves what a sandbox that runs finds on its own loopback device. Sandboxes that an earlier server left
+// run before there is an interface.
+func (s *Server) sandboxUp(ctx context.Context, sb sandbox.Sandbox) {
+	select {
+	case <-s.e2bOpen:
+		s.e2b.ServeInside(ctx, sb)
+	case <-ctx.Done():
+	}
 }
 
 // openDebug opens the ports of E2B's debug mode, where that was asked for.

@@ -53,6 +53,7 @@ type Server struct {
 	manager   *sandbox.Manager
 	api       *api.API
 	e2b       *e2b.API
+	e2bOpen   chan struct{} // closed once e2b is set
 	usage     *usage.History
 	mcp       *mcp.Server
 	listeners []listener
@@ -72,7 +73,7 @@ type Server struct {
 // earlier server left behind is adopted or removed.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	cfg.fill()
-	s := &Server{cfg: cfg, log: cfg.Log, undo: cleanup.New()}
+	s := &Server{cfg: cfg, log: cfg.Log, undo: cleanup.New(), e2bOpen: make(chan struct{})}
 	fail := s.undo
 	defer func() {
 		if err != nil {
@@ -111,6 +112,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	domain := sandbox.Config{
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
 		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
+		Up:        s.sandboxUp,
 		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet, Resolver: resolve.New(cfg.Nameservers),
 	}
 	if s.gateway != nil {

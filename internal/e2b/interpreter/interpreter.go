@@ -124,10 +124,13 @@ func (c call) own() []contextAnswer {
 	}
 }
 
+// For reports whether a template, as the caller named it, is the code interpreter's.
+func For(template string) bool { return strings.HasPrefix(template, "code-interpreter") }
+
 // Warm returns the contexts that a new sandbox has from its start: for templates of the code interpreter
 // Python's, since that is what their SDK runs.
 func Warm(template string, profile sandbox.Profile) []sandbox.CodeContextSpec {
-	if !strings.HasPrefix(template, "code-interpreter") {
+	if !For(template) {
 		return nil
 	}
 	return []sandbox.CodeContextSpec{spec(ownPrefix+"python", "python", "", profile)}

@@ -283,9 +283,13 @@ func ownBootID(root int) error {
 	if err := mount.SetAttr(m, mount.Change{Set: safe | mount.ReadOnly}); err != nil {
 		return err
 	}
-	fd, err = unix.Openat(int(m.Fd()), "boot_id", unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: "boot_id", Err: err}
+	// Only of what is mounted somewhere can a copy be made: before Linux 6.15 not of a new file system.
+	const stay = "/boot"
+	if err := attachAt(root, stay, 0, m); err != nil {
+		return err
+	}
+	if fd, err = open(root, stay+"/boot_id", unix.O_PATH, 0); err != nil {
+		return fmt.Errorf("find new boot id: %w", err)
 	}
 	defer unix.Close(fd)
 	file, err := mount.CloneAt(fd, "boot_id", false)

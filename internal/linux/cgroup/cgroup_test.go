@@ -424,6 +424,16 @@ func TestDelegateOnUnified(t *testing.T) {
 	if err := g.Delegate(uid, uid); err != nil {
 		t.Fatal(err)
 	}
+	d := h.driver.(*v2)
+	for path, want := range map[string]uint32{"": uid, "/payload": uid, "/guest": 0} {
+		var st unix.Stat_t
+		if err := unix.Fstatat(d.dir, g.ID()+path+"/cgroup.procs", &st, 0); err != nil || st.Uid != want {
+			t.Errorf("cgroup.procs of %q is owned by %d (%v), want %d", path, st.Uid, err, want)
+		}
+		if err := unix.Fstatat(d.dir, g.ID()+path+"/cgroup.subtree_control", &st, 0); err == nil && st.Uid != 0 {
+			t.Errorf("cgroup.subtree_control of %q is owned by %d, want root", path, st.Uid)
+		}
+	}
 	mine, err := g.NewScope("prc_mine")
 	if err != nil {
 		t.Fatal(err)

@@ -140,8 +140,12 @@ func (g *v2Group) settle(pid int) error {
 func (g *v2Group) delegate(uid, gid int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := g.v.chownProcs(g.id, uid, gid); err != nil {
-		return err
+	// What moves a process needs the right to the group above both places: the sandbox's own one for what the
+	// guest starts, the payload's for what goes from one scope to another (a fork of a code context).
+	for _, path := range []string{g.id, g.id + "/payload"} {
+		if err := g.v.chownProcs(path, uid, gid); err != nil {
+			return err
+		}
 	}
 	g.uid, g.gid, g.delegated = uid, gid, true
 	return nil

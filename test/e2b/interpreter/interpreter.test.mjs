@@ -107,3 +107,44 @@ test('a sandbox that is not public is reached with its token', async () => {
     await box.kill()
   }
 })
+
+describe('the code interpreter as the sandbox reaches it', () => {
+  let box
+  before(async () => (box = await Sandbox.create({ timeoutMs: 120_000 })))
+  after(() => box.kill())
+  const ask = (path, body, headers = {}) =>
+    box.commands.run(`python3 - <<'END'
+import json, time, urllib.error, urllib.request
+body = ${JSON.stringify(JSON.stringify(body ?? null))}
+for _ in range(300):
+    try:
+        request = urllib.request.Request("http://0.0.0.0:49999${path}", None if body == "null" else body.encode(), json.loads('${JSON.stringify(headers)}'))
+        with urllib.request.urlopen(request) as answer:
+            print(answer.status, answer.read().decode())
+        break
+    except urllib.error.HTTPError as e:
+        print(e.code, e.read().decode())
+        break
+    except OSError:
+        time.sleep(0.1)  # it comes up with the sandbox, not before it
+END`)
+
+  test('port 49999 of the loopback device answers', async () => {
+    assert.match((await ask('/health')).stdout, /^200 "OK"/)
+  })
+
+  test('and runs code in the contexts that the SDK has', async () => {
+    await box.runCode('x = 20')
+    assert.match((await ask('/execute', { code: 'x + 1' })).stdout, /^200 [^]*"text":"21"/)
+  })
+
+  test('but not for pages', async () => {
+    assert.match((await ask('/execute', { code: '1' }, { Origin: 'http://example.com' })).stdout, /^403 /)
+  })
+
+  test('and nothing inside can end it', async () => {
+    await box.commands.run("kill -9 -1", { timeoutMs: 30_000 }).catch(() => {})
+    assert.match((await ask('/health')).stdout, /^200 "OK"/)
+    assert.equal((await box.runCode('1 + 1')).text, '2')
+  })
+})
