@@ -56,6 +56,8 @@ type Client struct {
 	Commits *Commits
 	// History merges, compares and relates saved states.
 	History *History
+	// State keeps agents' documents, outside every sandbox.
+	State *State
 	// Journal reads what happened to them.
 	Journal *Journal
 	// System tells about the server, its templates and its keys.
@@ -182,6 +184,7 @@ func assemble(c *conn) *Client {
 		Ports:     &Ports{c},
 		Commits:   &Commits{c, casematev1connect.NewCommitServiceClient(c.http, c.base, opts...)},
 		History:   &History{c, casematev1connect.NewHistoryServiceClient(c.http, c.base, opts...)},
+		State:     &State{c, casematev1connect.NewStateServiceClient(c.http, c.base, opts...)},
 		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...)},
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),

@@ -53,6 +53,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_network_proto,
 		v1.File_casemate_v1_history_proto,
 		v1.File_casemate_v1_commit_proto,
+		v1.File_casemate_v1_state_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

@@ -21,7 +21,7 @@ import (
 func TestEveryMethodNamesItsAccess(t *testing.T) {
 	known := map[policy.Access]bool{
 		policy.Open: true, policy.SandboxCreate: true, policy.SandboxRead: true, policy.SandboxWrite: true,
-		policy.Process: true, policy.Files: true, policy.Admin: true, policy.Secrets: true,
+		policy.Process: true, policy.Files: true, policy.Admin: true, policy.Secrets: true, policy.State: true,
 	}
 	open, n := []string{}, 0
 	for _, s := range schemaServices() {

@@ -25,6 +25,7 @@ import (
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
+	"casemate.dev/internal/state"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -37,6 +38,8 @@ type Config struct {
 	// Gateway says that there is a gateway that puts secrets on requests; else they can be kept, and
 	// neither bound nor routed.
 	Gateway bool
+	// State holds agents' documents.
+	State *state.Documents
 	// Log takes the causes of internal errors; nil: nowhere.
 	Log *slog.Logger
 	// Version, ServerID and Kernel are what GetVersion and GetHost tell.
@@ -126,6 +129,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewNetworkServiceHandler(&networks{a}, opts...))
 	add(casematev1connect.NewCommitServiceHandler(&commits{a}, opts...))
 	add(casematev1connect.NewHistoryServiceHandler(&history{a}, opts...))
+	add(casematev1connect.NewStateServiceHandler(&states{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

@@ -20,6 +20,7 @@ import (
 	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
+	"casemate.dev/internal/state"
 	"casemate.dev/internal/store"
 )
 
@@ -91,8 +92,9 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	host := fake.NewHost()
 	t.Cleanup(host.Close)
 	h.fake = fake.New(fake.Config{Host: host})
+	events := journal.Open(db, journal.Options{})
 	h.manager, err = sandbox.New(sandbox.Config{
-		DB: db, Journal: journal.Open(db, journal.Options{}), Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{fakelayers.NewLayers()}, Gateway: noGateway{},
+		DB: db, Journal: events, Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{fakelayers.NewLayers()}, Gateway: noGateway{},
 		Defaults: sandbox.Defaults{Isolation: "fake"},
 	})
 	if err != nil {
@@ -108,15 +110,16 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 			t.Errorf("close manager: %v", err)
 		}
 	})
-	vault, err := secret.Open(t.Context(), secret.Config{DB: db, Journal: journal.Open(db, journal.Options{}), Key: make([]byte, 32)})
+	vault, err := secret.Open(t.Context(), secret.Config{DB: db, Journal: events, Key: make([]byte, 32)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(vault.Close)
+	documents := state.New(state.Config{DB: db, Journal: events, Sandboxes: h.manager})
 	keys := policy.NewKeys(db, nil)
 	h.admin, h.user = h.newKey(keys, true), h.newKey(keys, false)
 	cfg := Config{
-		Manager: h.manager, Keys: keys, Secrets: vault, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
+		Manager: h.manager, Keys: keys, Secrets: vault, State: documents, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
 		KeepAlive: 50 * time.Millisecond, Authority: &Authority{PEM: "a certificate", SHA256: "00ff"},
 		BuildTemplate: func(_ context.Context, name string, _ bool, progress func(string, float64, string)) (sandbox.Template, error) {
 			progress("unpack", 0.5, "unpacking "+name)

@@ -90,11 +90,15 @@ func TestReflection(t *testing.T) {
 	}
 }
 
-// TestDocumentedExamplesRun runs every shell block of docs/api.md, in order, in one shell.
+// TestDocumentedExamplesRun runs every shell block of docs/api.md and docs/state.md, in order, in one shell.
 func TestDocumentedExamplesRun(t *testing.T) {
-	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "api.md"))
-	if err != nil {
-		t.Fatal(err)
+	var doc []byte
+	for _, page := range []string{"api.md", "state.md"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "docs", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc = append(doc, text...)
 	}
 	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllSubmatch(doc, -1)
 	if len(blocks) < 8 {
@@ -113,7 +117,7 @@ func TestDocumentedExamplesRun(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"v-test", `"team"`, "aGVsbG8K", "one\\n", "three\\n", "event: ended", "to stderr", "sandbox.created", "deleted"} {
+	for _, want := range []string{"v-test", `"team"`, "aGVsbG8K", "one\\n", "three\\n", "event: ended", "to stderr", "sandbox.created", "deleted", `{"step": 2}`} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the examples do not print %q:\n%s", want, out)
 		}

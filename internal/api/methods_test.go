@@ -102,6 +102,15 @@ func steps() []step {
 		{"HistoryService/GetLineage", "GET /v1/commits/ready/lineage", `{"commit":"ready"}`, `"sandboxes":[{"id":"`},
 		{"HistoryService/FindCommonAncestors", "GET /v1/commits/ready/common-ancestors?other=ready", `{"commit":"ready","other":"ready"}`, `"ancestors":[{"id":"cmt_`},
 		{"HistoryService/VerifyCommit", "POST /v1/commits/ready/verify", `{"commit":"ready"}`, `"digest":"sha256:`},
+		{"StateService/SetDocument", "PUT /v1/state/helper/document", `{"agent":"helper","name":"a/b","content":"aGk=","expectedVersion":"0","commit":"ready","sandbox":"${box}"}`, `"version":"1"`},
+		{"StateService/PatchDocument", "PATCH /v1/state/helper/document", `{"agent":"helper","name":"c","patch":"{\"a\":1}"}`, `"version":"1"`},
+		{"StateService/GetDocument", "GET /v1/state/helper/document?name=a/b", `{"agent":"helper","name":"a/b"}`, `"content":"aGk="`},
+		{"StateService/ListDocuments", "GET /v1/state/helper/documents?prefix=a/", `{"agent":"helper","prefix":"a/"}`, `"name":"a/b"`},
+		{"StateService/ListVersions", "GET /v1/state/helper/versions?name=a/b", `{"agent":"helper","name":"a/b"}`, `"revision":"1"`},
+		{"StateService/WatchDocuments", "", `{"agent":"helper","name":"a/b"}`, `{`},
+		{"StateService/SetRetention", "PUT /v1/state/helper/retention", `{"agent":"helper","retention":{"versions":5}}`, `"versions":5`},
+		{"StateService/ListAgents", "GET /v1/state", `{}`, `"agent":"helper"`},
+		{"StateService/DeleteDocument", "DELETE /v1/state/helper/document?name=a/b", `{"agent":"helper","name":"a/b"}`, `"deleted":true`},
 		{"CommitService/DeleteCommit", "DELETE /v1/commits/ready", `{"commit":"ready"}`, `"message":"m"`},
 		{"CommitService/CollectCommits", "POST /v1/collect", `{"dryRun":true}`, `{`},
 		{"SandboxService/PauseSandbox", "POST /v1/sandboxes/${box}/pause", `{"sandbox":"${box}"}`, `"state":"paused"`},
@@ -293,7 +302,7 @@ func exchange(ctx context.Context, client *connect.Client[dynamicpb.Message, dyn
 		defer func() { _ = stream.Close() }()
 		for stream.Receive() {
 			add(stream.Msg())
-			if m.Name() == "WatchFiles" || m.Name() == "FollowEvents" {
+			if strings.HasPrefix(string(m.Name()), "Watch") || m.Name() == "FollowEvents" {
 				break // these end only with their caller
 			}
 		}

@@ -52,6 +52,9 @@ func (a *API) twins() []twinRoute {
 		{Route{"PUT", box + "/files", casematev1connect.FileServiceWriteFileProcedure}, a.saveContent},
 		{Route{"GET", box + "/files/watch", casematev1connect.FileServiceWatchFilesProcedure}, a.serveWatch},
 		{Route{"GET", box + "/events/stream", casematev1connect.JournalServiceFollowEventsProcedure}, a.serveEvents},
+		{Route{"GET", "/v1/state/{agent}/content", casematev1connect.StateServiceGetDocumentProcedure}, a.serveDocument},
+		{Route{"PUT", "/v1/state/{agent}/content", casematev1connect.StateServiceSetDocumentProcedure}, a.saveDocument},
+		{Route{"GET", "/v1/state/{agent}/watch", casematev1connect.StateServiceWatchDocumentsProcedure}, a.serveDocuments},
 		{Route{"POST", "/v1/templates/{name}/build", casematev1connect.SystemServiceBuildTemplateProcedure}, a.serveBuild},
 	}
 }

@@ -25,6 +25,7 @@ import (
 type serveFlags struct {
 	cfg        server.Config
 	store      size
+	state      size
 	verbose    bool
 	proxyNames string
 }
@@ -59,6 +60,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
+	fl.Var(&f.state, "state-per-key", "limit on what agents' documents of one key hold, old versions included (default 1g)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
 }
 
@@ -66,7 +68,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 func (f *serveFlags) config(a *app) (server.Config, error) {
 	cfg := f.cfg
 	cfg.Version = a.version
-	cfg.StoreBytes = int64(f.store)
+	cfg.StoreBytes, cfg.StatePerKey = int64(f.store), int64(f.state)
 	if slices.Contains(cfg.Listen, "none") {
 		cfg.Listen = []string{}
 	}

@@ -98,6 +98,8 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellSecret(e, what, by)
 	case "model":
 		return tellModel(e, what, by)
+	case "document":
+		return tellDocument(e, what, by)
 	case "file", "directory":
 		return story{words(kind, what+":", said(e, "path"), tellMove(e), tellSize(e), by), plain}
 	case "port":

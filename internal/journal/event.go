@@ -72,6 +72,11 @@ const (
 	SecretMisplaced  Type = "secret.misplaced" // a placeholder stood where its secret is not bound
 	ModelRoute       Type = "model.route"      // a way to a model provider was made, changed or removed
 	ModelUsed        Type = "model.used"       // a request to a model provider, with its usage
+	// Documents of agents; the sandbox that a version names, or the server.
+	DocumentSet       Type = "document.set"       // a version was written
+	DocumentDeleted   Type = "document.deleted"   // a version says that it is gone
+	DocumentForgotten Type = "document.forgotten" // it was removed with its history
+	DocumentsKept     Type = "document.kept"      // how much of an agent's history is kept was set
 	// What the gateway saw; package egress names the facts.
 	NetworkOpened  Type = "network.opened"
 	NetworkClosed  Type = "network.closed"

@@ -15,6 +15,7 @@ const (
 	Files         Access = 6
 	Admin         Access = 7 // the server itself
 	Secrets       Access = 8 // keep and bind secrets
+	State         Access = 9 // agents' documents
 )
 
 // Local is the principal of the server's own Unix socket, which only its owner can reach.
@@ -35,7 +36,7 @@ func Allow(p sandbox.Principal, a Access, owner string) bool {
 		return p.ID != "" && (owner == "" || admin || p.ID == owner)
 	case Admin:
 		return p.ID != "" && admin
-	case Secrets:
+	case Secrets, State:
 		// What a sandbox asks for, code that nobody read asks for.
 		return p.ID != "" && p.Sandbox == "" && (owner == "" || admin || p.ID == owner)
 	}

@@ -213,23 +213,32 @@ func (m *Manager) TagCommit(ctx context.Context, p Principal, ref, name string, 
 }
 
 // DeleteCommit removes a commit and its tags. Sandboxes that were started from it, and commits made after
-// it, keep what they need. Kinds: NotFound.
+// it, keep what they need. Kinds: NotFound; FailedPrecondition where an agent's document names it.
 func (m *Manager) DeleteCommit(ctx context.Context, p Principal, ref string) (Commit, error) {
 	c, err := m.GetCommit(ctx, p, ref)
 	if err != nil {
 		return Commit{}, err
 	}
-	if err := m.dropCommit(ctx, p.ID, c); err != nil {
+	links, err := m.db.StateLinks(ctx)
+	if err != nil {
+		return Commit{}, err
+	}
+	if document := links[c.ID]; document != "" {
+		return Commit{}, errs.New(errs.FailedPrecondition, "commit %s is linked from document %s", c.ID, document).
+			WithHint("write the document anew without the link, or remove it (casemate state rm)")
+	}
+	if err := m.dropCommit(ctx, p.ID, c, true); err != nil {
 		return Commit{}, err
 	}
 	_, err = m.collect(ctx, false)
 	return c, err
 }
 
-func (m *Manager) dropCommit(ctx context.Context, actor string, c Commit) error {
+// dropCommit removes a commit; with old also one that a document once named.
+func (m *Manager) dropCommit(ctx context.Context, actor string, c Commit, old bool) error {
 	e := event(journal.CommitDropped, actor, map[string]string{"commit": c.ID})
 	e.Sandbox = c.Sandbox
-	_, err := m.journal.Record(ctx, e, store.DropCommit(c.ID))
+	_, err := m.journal.Record(ctx, e, store.DropCommit(c.ID, old))
 	return err
 }
 
@@ -254,7 +263,8 @@ type Collected struct {
 }
 
 // Collect removes commits that nobody needs, and the layers that no commit and no sandbox needs. What a
-// sandbox was started from, or was last committed to, is needed. It is for administrators.
+// sandbox was started from, or was last committed to, is needed, and what an agent's documents name in any version
+// that is kept. It is for administrators.
 func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (Collected, error) {
 	if !p.admin() {
 		return Collected{}, errs.New(errs.PermissionDenied, "only an administrator may clean up the store").WithHint("use an admin key")
@@ -275,6 +285,10 @@ func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (C
 	if err != nil {
 		return out, err
 	}
+	links, err := m.db.StateLinks(ctx)
+	if err != nil {
+		return out, err
+	}
 	going := map[string]bool{}
 	for _, r := range rows {
 		c, err := ofCommitRow(r)
@@ -283,11 +297,11 @@ func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (C
 		}
 		age := m.clock.Now().Sub(c.CreatedAt)
 		old := o.OlderThan > 0 && age > o.OlderThan || c.Automatic && age > automaticFor
-		if used[c.ID] || len(tags[c.ID]) > 0 || !old {
+		if _, linked := links[c.ID]; linked || used[c.ID] || len(tags[c.ID]) > 0 || !old {
 			continue
 		}
 		if !o.Dry {
-			if err := m.dropCommit(ctx, p.ID, c); err != nil {
+			if err := m.dropCommit(ctx, p.ID, c, false); err != nil {
 				return out, err
 			}
 		}

@@ -29,6 +29,7 @@ import (
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
+	"casemate.dev/internal/state"
 	"casemate.dev/internal/store"
 	"casemate.dev/internal/tlscert"
 	"casemate.dev/internal/usage"
@@ -130,6 +131,8 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		s.background(ctx, s.pushSecrets)
 		s.background(ctx, s.sweepSecrets)
 	}
+	documents := state.New(state.Config{DB: s.db, Journal: events, Sandboxes: s.manager, MaxBytes: cfg.StatePerKey, Log: s.log})
+	s.background(ctx, documents.Run)
 	// 8. Keys: the first one is made before the first request could need it.
 	keys := policy.NewKeys(s.db, nil)
 	if path, err := keys.First(ctx, cfg.KeysDir); err != nil {
@@ -147,7 +150,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	// 10. The interfaces.
 	s.api, err = api.New(api.Config{
-		Manager: s.manager, Keys: keys, Secrets: s.vault, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
+		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
 		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build,
 	})
 	if err != nil {

@@ -2,7 +2,10 @@ package store
 
 import (
 	"context"
+	"errors"
 	"strings"
+
+	"casemate.dev/internal/errs"
 )
 
 // Commit is one row of commits. Columns are what is searched by; Body is the domain's.
@@ -37,16 +40,24 @@ func PutCommitDigest(id, digest string) Write {
 const keepLineage = `INSERT OR IGNORE INTO commits_gone (id, owner, sandbox, parent, merged, created)
 SELECT id, owner, sandbox, parent, merged, created FROM commits WHERE id = ?`
 
-// DropCommit removes a commit with its tags. Its place in history is kept.
-func DropCommit(id string) Write {
+// DropCommit removes a commit with its tags. Its place in history is kept. FailedPrecondition: the newest version of a
+// document names it, or, unless old is set, any version.
+func DropCommit(id string, old bool) Write {
+	links := "SELECT 1 FROM state_versions WHERE target = ?"
+	if old {
+		links = "SELECT 1 FROM state_versions JOIN state_documents USING (owner, agent, revision) WHERE target = ?"
+	}
 	return Func(func(tx *Tx) error {
 		if err := tx.exec(keepLineage, id); err != nil {
 			return err
 		}
-		if err := tx.exec("DELETE FROM commit_tags WHERE target = ?", id); err != nil {
+		if err := tx.exec("DELETE FROM commits WHERE id = ? AND NOT EXISTS ("+links+")", id, id); err != nil {
 			return err
 		}
-		return tx.exec("DELETE FROM commits WHERE id = ?", id)
+		if n, err := tx.affect("UPDATE commits SET id = id WHERE id = ?", id); err != nil || n > 0 { // it is still there
+			return errors.Join(err, errs.New(errs.FailedPrecondition, "commit %s is linked from a document", id))
+		}
+		return tx.exec("DELETE FROM commit_tags WHERE target = ?", id)
 	})
 }
 
@@ -140,11 +151,7 @@ func (db *DB) ListCommits(ctx context.Context, q CommitQuery) ([]Commit, error) 
 
 // GetCommit returns a commit by its id, and whether there is one.
 func (db *DB) GetCommit(ctx context.Context, id string) (Commit, bool, error) {
-	all, err := db.commits(ctx, "WHERE id = ?", id)
-	if err != nil || len(all) == 0 {
-		return Commit{}, false, err
-	}
-	return all[0], true, nil
+	return only(db.commits(ctx, "WHERE id = ?", id))
 }
 
 // CommitsByPrefix returns at most limit commits whose id begins with prefix, which holds [a-z0-9_] only.

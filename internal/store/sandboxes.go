@@ -74,9 +74,11 @@ func (db *DB) GetSandbox(ctx context.Context, id string) (Sandbox, bool, error) 
 	return only(db.sandboxes(ctx, "WHERE id = ?", id))
 }
 
-func only(all []Sandbox, err error) (Sandbox, bool, error) {
+// only returns the first of what a query found, and whether it found any.
+func only[T any](all []T, err error) (T, bool, error) {
 	if err != nil || len(all) == 0 {
-		return Sandbox{}, false, err
+		var none T
+		return none, false, err
 	}
 	return all[0], true, nil
 }

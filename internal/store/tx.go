@@ -21,6 +21,8 @@ type Write struct {
 	// there; "" for neither. In one transaction a row that is put need not be added: most processes end
 	// before their start has reached the database.
 	puts, adds string
+	// synced says that the change must be flushed to disk before it counts as written.
+	synced bool
 }
 
 // Func returns a write that does what do does. do may be run twice: if a transaction fails, each of
@@ -37,18 +39,33 @@ type Tx struct {
 
 // exec runs a statement; its text is a constant of this package, and it is prepared once.
 func (tx *Tx) exec(query string, args ...driver.Value) error {
+	_, err := tx.run(query, args...)
+	return err
+}
+
+// affect is exec that tells how many rows were changed.
+func (tx *Tx) affect(query string, args ...driver.Value) (int64, error) {
+	r, err := tx.run(query, args...)
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+func (tx *Tx) run(query string, args ...driver.Value) (driver.Result, error) {
 	s, err := tx.prepared(query)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tx.args = tx.args[:0]
 	for i, a := range args {
 		tx.args = append(tx.args, driver.NamedValue{Ordinal: i + 1, Value: a})
 	}
-	if _, err := s.ExecContext(context.Background(), tx.args); err != nil {
-		return explain(err)
+	r, err := s.ExecContext(context.Background(), tx.args)
+	if err != nil {
+		return nil, explain(err)
 	}
-	return nil
+	return r, nil
 }
 
 func (tx *Tx) prepared(query string) (driver.StmtExecContext, error) {

@@ -103,6 +103,9 @@ func (db *DB) Write(writes ...Write) error { return db.Queue(Change{Writes: writ
 // Queue puts a change in line. It is written when somebody waits for it or for anything queued
 // later, or else, after a Kick, within FlushEvery.
 func (db *DB) Queue(c Change) Pending {
+	for _, write := range c.Writes {
+		c.Synced = c.Synced || write.synced
+	}
 	o := &op{Change: c, done: make(chan struct{})}
 	w := db.writer
 	w.mu.Lock()

@@ -39,6 +39,8 @@ const (
 	Access_ACCESS_ADMIN Access = 7
 	// Keep and bind secrets. Never for a sandbox that calls back.
 	Access_ACCESS_SECRETS Access = 8
+	// Agents' documents. Never for a sandbox that calls back.
+	Access_ACCESS_STATE Access = 9
 )
 
 // Enum value maps for Access.
@@ -53,6 +55,7 @@ var (
 		6: "ACCESS_FILES",
 		7: "ACCESS_ADMIN",
 		8: "ACCESS_SECRETS",
+		9: "ACCESS_STATE",
 	}
 	Access_value = map[string]int32{
 		"ACCESS_UNSPECIFIED":    0,
@@ -64,6 +67,7 @@ var (
 		"ACCESS_FILES":          6,
 		"ACCESS_ADMIN":          7,
 		"ACCESS_SECRETS":        8,
+		"ACCESS_STATE":          9,
 	}
 )
 
@@ -115,7 +119,7 @@ var File_casemate_v1_access_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_access_proto_rawDesc = "" +
 	"\n" +
-	"\x18casemate/v1/access.proto\x12\vcasemate.v1\x1a google/protobuf/descriptor.proto*\xcb\x01\n" +
+	"\x18casemate/v1/access.proto\x12\vcasemate.v1\x1a google/protobuf/descriptor.proto*\xdd\x01\n" +
 	"\x06Access\x12\x16\n" +
 	"\x12ACCESS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACCESS_OPEN\x10\x01\x12\x19\n" +
@@ -125,7 +129,8 @@ const file_casemate_v1_access_proto_rawDesc = "" +
 	"\x0eACCESS_PROCESS\x10\x05\x12\x10\n" +
 	"\fACCESS_FILES\x10\x06\x12\x10\n" +
 	"\fACCESS_ADMIN\x10\a\x12\x12\n" +
-	"\x0eACCESS_SECRETS\x10\b:M\n" +
+	"\x0eACCESS_SECRETS\x10\b\x12\x10\n" +
+	"\fACCESS_STATE\x10\t:M\n" +
 	"\x06access\x12\x1e.google.protobuf.MethodOptions\x18\xf7\x8a\x03 \x01(\x0e2\x13.casemate.v1.AccessR\x06accessB+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
