@@ -16,4 +16,7 @@
 // takes on both sides. How much that is at the least, "bare HTTP" shows (bare.go): a server of net/http that
 // passes one byte on to the floor's program, and a client that does nothing but write the request and read
 // the answer. No sandbox, nothing checked, nothing recorded: what a server in Go can't get below.
+//
+// And the kernel takes longer for a process behind walls than for one outside. How much, "fork+exec inside" shows
+// (inside.go): the floor's program in a sandbox, which starts its processes there without Casemate.
 package bench

@@ -79,6 +79,11 @@ func (f *floor) round(ctx context.Context, workers, count int) (Stats, error) {
 	if err != nil {
 		return Stats{}, fmt.Errorf("run the floor: %w", err)
 	}
+	return floorStats(out)
+}
+
+// floorStats sums up what the floor's program printed.
+func floorStats(out []byte) (Stats, error) {
 	total, all, err := parseFloor(out)
 	if err != nil {
 		return Stats{}, err

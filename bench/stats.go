@@ -32,6 +32,14 @@ func summarize(all []time.Duration) Stats {
 	}
 }
 
+// best returns the one with the higher rate.
+func (s Stats) best(o Stats) Stats {
+	if o.Rate > s.Rate {
+		return o
+	}
+	return s
+}
+
 // quantile returns the smallest value that at least that share of the sorted values do not exceed.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	i := int(q*float64(len(sorted))+0.999999) - 1
