@@ -21,6 +21,7 @@ import (
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/linux/pidfd"
+	"casemate.dev/internal/linux/sched"
 	"casemate.dev/internal/linux/userns"
 )
 
@@ -167,9 +168,10 @@ func (b *Backend) fork(g *guest) error {
 		if dir >= 0 {
 			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		}
-		var err error
-		pid, err = execGuest(attr)
-		return err
+		return sched.Normally(func() (err error) {
+			pid, err = execGuest(attr)
+			return err
+		})
 	}
 	if g.group != nil {
 		err = g.group.InGuest(start)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/sched"
 )
 
 // v1Group is one sandbox's groups in the v1 hierarchies.
@@ -174,15 +175,19 @@ func (g *v1Group) inGuest(start func(dirFD int) error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		err := g.join()
-		if err == nil {
-			err = start(-1)
-		}
-		// The thread must be out before anyone kills or freezes the groups, or the server would hit
-		// itself. One that can't be moved home ends: a locked goroutine takes its thread along.
-		if herr := g.leave(); herr != nil {
-			err = errors.Join(err, herr)
-		} else {
+		home := false
+		err := sched.Normally(func() error { // the groups take no thread of a real-time class
+			err := g.join()
+			if err == nil {
+				err = start(-1)
+			}
+			// The thread must be out before anyone kills or freezes the groups, or the server would hit
+			// itself. One that can't be moved home ends: a locked goroutine takes its thread along.
+			herr := g.leave()
+			home = herr == nil
+			return errors.Join(err, herr)
+		})
+		if home {
 			runtime.UnlockOSThread()
 		}
 		done <- err
