@@ -109,7 +109,7 @@ func (v view) write(w io.Writer, color bool) {
 	for _, ws := range sb.GetWorkspaces() {
 		t.add("workspace", ws.GetSource()+" as "+ws.GetTarget())
 	}
-	t.add("limits", limitsText(sb.GetLimits()))
+	t.add("limits", limitsText(sb.GetLimits(), sb.GetApplied().GetLimits()))
 	if u := v.usage; u != nil {
 		t.add("usage", usageText(u))
 	}
@@ -151,12 +151,17 @@ func (v view) state() string {
 	return strings.Join(parts, ", ")
 }
 
-func limitsText(l *client.Limits) string {
+// limitsText shows the limits asked for, and where the server's store backs less disk, what really holds.
+func limitsText(l, applied *client.Limits) string {
+	disk := formatSize(l.GetDiskBytes())
+	if n := applied.GetDiskBytes(); n > 0 && n < l.GetDiskBytes() {
+		disk = formatSize(n) + " (of " + disk + ": the store has no more)"
+	}
 	parts := []string{
 		"memory " + formatSize(l.GetMemoryBytes()),
 		fmt.Sprintf("cpus %.3g", l.GetCpus()),
 		plural(int64(l.GetPids()), "process", "processes"),
-		"disk " + formatSize(l.GetDiskBytes()),
+		"disk " + disk,
 		fmt.Sprintf("%d open files", l.GetOpenFiles()),
 	}
 	if l.GetInodes() > 0 {

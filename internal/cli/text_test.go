@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"casemate.dev/client"
 )
 
 func TestCleanEscapesWhatSteersATerminal(t *testing.T) {
@@ -100,5 +102,22 @@ func TestQuoteArgv(t *testing.T) {
 	got := quoteArgv([]string{"sh", "-c", "echo 'a' $b", "", "x=1"})
 	if want := `sh -c 'echo '\''a'\'' $b' '' x=1`; got != want {
 		t.Errorf("quoteArgv = %s, want %s", got, want)
+	}
+}
+
+func TestLimitsText(t *testing.T) {
+	asked := &client.Limits{MemoryBytes: 1 << 30, Cpus: 1.8, Pids: 512, OpenFiles: 4096, DiskBytes: 2 << 30}
+	tests := map[string]struct {
+		applied *client.Limits
+		want    string
+	}{
+		"all of it":          {&client.Limits{DiskBytes: 2 << 30}, "disk 2 GiB,"},
+		"less":               {&client.Limits{DiskBytes: 1 << 30}, "disk 1 GiB (of 2 GiB: the store has no more),"},
+		"nothing said of it": {nil, "disk 2 GiB,"},
+	}
+	for name, tt := range tests {
+		if got := limitsText(asked, tt.applied); !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
 	}
 }
