@@ -213,6 +213,9 @@ func (m *Manager) List(ctx context.Context, p Principal, q Query) ([]Sandbox, st
 	if err != nil {
 		return nil, "", err
 	}
+	// States are searched in the store, and Get tells of a new one as soon as it is on its way there. What can't
+	// be written is told to whoever waits for it; what is there is listed.
+	_ = m.db.Flush()
 	size := sq.Limit
 	sq.Limit++ // one more tells whether there is another page
 	page := make([]Sandbox, 0, min(size, 16))
