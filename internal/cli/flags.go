@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,7 +46,7 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.Int64Var(&f.inodes, "inodes", 0, "limit on the number of files it makes")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment `NAME=VALUE`; NAME alone takes the value from here (repeatable)")
 	fl.StringArrayVar(&f.labels, "label", nil, "label `KEY=VALUE` (repeatable)")
-	fl.StringArrayVar(&f.workspaces, "workspace", nil, "show host folder `DIR[:TARGET]` inside as copy-on-write, at /workspace by default (repeatable)")
+	fl.StringArrayVar(&f.workspaces, "workspace", nil, "show host folder `DIR[:TARGET]` inside as copy-on-write, at /workspace by default, where processes then start (repeatable)")
 	fl.DurationVar(&f.lifetime, "lifetime", 0, "delete it after this time, as 30m (default never)")
 	fl.DurationVar(&f.idle, "idle", 0, "delete it after this time without use (default never)")
 	fl.StringArrayVar(&f.allowMissing, "allow-missing", nil, "start although this `LAYER` of isolation is missing here (repeatable; see doctor)")
@@ -53,6 +54,9 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"locked", "standard"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace"}, cobra.ShellCompDirectiveNoFileComp))
 }
+
+// defaultTarget is where the server shows a workspace that names no place.
+const defaultTarget = "/workspace"
 
 // request turns the flags into a request.
 func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateRequest, error) {
@@ -94,6 +98,9 @@ func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateReques
 	}
 	if f.idle > 0 {
 		req.Idle = durationpb.New(f.idle)
+	}
+	if req.Dir == "" && len(spaces) > 0 {
+		req.Dir = cmp.Or(spaces[0].Target, defaultTarget) // who brings a folder means to work in it
 	}
 	return req, nil
 }
