@@ -101,18 +101,21 @@ test-python: .cache/python/.stamp ## Python packages for the tests of code conte
 	@touch $@
 
 .PHONY: test-clients
-test-clients: .cache/wheels/.stamp .cache/npm/.stamp ## Packages that clients inside sandboxes install in tests, into .cache (needs PyPI and npm)
+test-clients: .cache/wheels/.stamp .cache/npm/.stamp .cache/npm-e2b/.stamp ## Clients' packages for tests, into .cache (needs PyPI and npm)
 
-.cache/wheels/.stamp: test/clients/requirements.txt
+.cache/wheels/.stamp: test/clients/requirements.txt test/e2b/python/requirements.txt
 	/usr/bin/python3 -m venv --clear $(@D)
-	$(@D)/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d $(@D)/all -r $<
+	$(@D)/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d $(@D)/all -r test/clients/requirements.txt
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r test/e2b/python/requirements.txt
 	@touch $@
 
 .cache/npm/.stamp: test/clients/js/package-lock.json
+.cache/npm-e2b/.stamp: test/e2b/js/2.51/package-lock.json
+.cache/npm/.stamp .cache/npm-e2b/.stamp:
 	rm -rf $(@D)
 	mkdir -p $(@D)
-	cp test/clients/js/package.json $< $(@D)/
-	@npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --loglevel=error
+	cp $(dir $<)package.json $< $(@D)/
+	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 .PHONY: race

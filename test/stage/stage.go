@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,7 +37,8 @@ type Stage struct {
 	ended <-chan error
 }
 
-// Start starts the server, with more flags if there are any. It listens on its Unix socket only, asks the world's
+// Start starts the server, with more flags if there are any. It listens on its Unix
+// socket only unless a flag says where else, asks the world's
 // name server, and trusts the world's authority. The test binary must have called world.Main.
 func Start(t testing.TB, more ...string) *Stage {
 	t.Helper()
@@ -48,8 +50,11 @@ func Start(t testing.TB, more ...string) *Stage {
 	}
 	s.args = append([]string{
 		build(t), "serve", "--data-dir=" + s.Dir + "/d", "--run-dir=" + s.Dir + "/r", "--keys-dir=" + s.Dir + "/k",
-		"--listen=none", "--store-size=1g", "--dns=" + world.Resolver, "--extra-ca=" + ca,
+		"--store-size=1g", "--dns=" + world.Resolver, "--extra-ca=" + ca,
 	}, more...)
+	if !slices.ContainsFunc(more, func(a string) bool { return strings.HasPrefix(a, "--listen=") }) {
+		s.args = append(s.args, "--listen=none")
+	}
 	t.Cleanup(s.stop)
 	s.Launch()
 	var err error
