@@ -150,8 +150,8 @@ func (p *play) ok(script string) string {
 // pip installs from an index: through a connection that passes, and with a password that it does not know. What is
 // installed is used by the tests that follow.
 func pip(_ *testing.T, p *play) {
-	p.ok(`python3 -m venv venv && venv/bin/pip install -q --disable-pip-version-check --no-cache-dir --index-url https://` + plain + `/simple requests`)
-	p.ok(`venv/bin/pip install -q --disable-pip-version-check --no-cache-dir --index-url https://anybody:$PASSWORD@` + keyed + `/simple aiohttp`)
+	p.ok(`python3 -m venv venv && venv/bin/pip install -q --no-compile --disable-pip-version-check --no-cache-dir --index-url https://` + plain + `/simple requests`)
+	p.ok(`venv/bin/pip install -q --no-compile --disable-pip-version-check --no-cache-dir --index-url https://anybody:$PASSWORD@` + keyed + `/simple aiohttp`)
 	// The twin: without the password, and from an index that is not allowed, there is nothing.
 	for _, url := range []string{"https://" + keyed + "/simple", "https://anybody:wrong@" + keyed + "/simple", "https://" + denied + "/simple"} {
 		out, end := p.Run(p.box, `venv/bin/pip install -q --no-input --disable-pip-version-check --no-cache-dir --retries 0 --target other --index-url `+url+` attrs`)

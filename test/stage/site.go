@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"bytes"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -11,7 +12,8 @@ import (
 	"time"
 )
 
-// Site is a web server that keeps what it gets. Answer answers, "ok" where it is nil; the request's body has been read.
+// Site is a web server that keeps what it gets. Answer answers, "ok" where it is nil; it can read the request's body once
+// more.
 type Site struct {
 	Answer func(w http.ResponseWriter, r *http.Request)
 
@@ -31,6 +33,7 @@ func (r Request) Text() string { return fmt.Sprint(r.Host, r.Path, r.Header, r.B
 // ServeHTTP implements http.Handler.
 func (s *Site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b, _ := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(b))
 	s.mu.Lock()
 	s.reqs = append(s.reqs, Request{r.Host, r.RequestURI, r.Proto, string(b), r.Header.Clone()})
 	s.mu.Unlock()

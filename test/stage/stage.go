@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"casemate.dev/client"
 	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/world"
@@ -180,7 +182,7 @@ func (s *Stage) Box(rules ...string) string {
 }
 
 // patience is how long a script may take: far longer than on an idle machine.
-const patience = 3 * time.Minute
+const patience = 5 * time.Minute
 
 // Sh runs a script in a sandbox and returns what it prints on both streams.
 func (s *Stage) Sh(box, script string) string {
@@ -189,14 +191,19 @@ func (s *Stage) Sh(box, script string) string {
 	return out
 }
 
-// Run is Sh with the process's end.
+// Run is Sh with the process's end, which must be its own.
 func (s *Stage) Run(box, script string) (string, *client.Process) {
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	r, err := s.Processes.Execute(ctx, box, &client.ProcessSpec{Argv: []string{"/bin/bash", "-c", script}}, nil)
+	r, err := s.Processes.Execute(ctx, box, &client.ProcessSpec{
+		Argv: []string{"/bin/bash", "-c", script}, Timeout: durationpb.New(patience - 10*time.Second),
+	}, nil)
 	if err != nil {
 		s.T.Fatal(err)
+	}
+	if end := r.GetProcess().GetEnd(); end != "exited" {
+		s.T.Fatalf("%s\nended as %s: %s%s", script, end, r.GetStdout(), r.GetStderr())
 	}
 	return string(r.GetStdout()) + string(r.GetStderr()), r.GetProcess()
 }

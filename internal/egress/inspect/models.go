@@ -207,7 +207,7 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 	}
 	w.WriteHeader(code)
 	err = pour(w, newScrubber(rt.needles, m, nil))
-	if code < 400 && r.Method == http.MethodPost && !strings.HasSuffix(path, "/count_tokens") {
+	if code < 400 && r.Method == http.MethodPost && !counting(path) {
 		used = m.used(int64(len(q.body)))
 	}
 	if err != nil {
@@ -288,7 +288,7 @@ func (r *route) read(req *http.Request) (q question, status int) {
 	if len(r.Models) > 0 && !slices.ContainsFunc(r.Models, func(m string) bool { return matchesModel(m, q.model) }) {
 		return question{problem: "this sandbox may not ask for the model " + cut(q.model, 80)}, http.StatusForbidden
 	}
-	q.want = int64(len(text))/bytesPerToken + tokensAsked(fields)
+	q.want = tokensWanted(req.URL.Path, text, fields)
 	q.added = r.askForUsage(fields, req.URL.Path)
 	if q.body, err = json.Marshal(fields); err != nil {
 		return question{problem: "the request's body can't be written"}, http.StatusBadRequest
@@ -301,6 +301,21 @@ func matchesModel(pattern, model string) bool {
 		return strings.HasPrefix(model, head)
 	}
 	return model == pattern
+}
+
+// counting reports whether a path is one that only counts tokens, which uses none.
+func counting(path string) bool { return strings.HasSuffix(path, "/count_tokens") }
+
+// tokensWanted returns how many tokens a request may use.
+func tokensWanted(path string, text []byte, fields map[string]json.RawMessage) int64 {
+	in := int64(len(text)) / bytesPerToken
+	switch {
+	case counting(path):
+		return 0
+	case strings.HasSuffix(path, "/embeddings"):
+		return in // the answer has none
+	}
+	return in + tokensAsked(fields)
 }
 
 // tokensAsked returns how many tokens an answer may have.
