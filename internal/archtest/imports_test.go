@@ -23,6 +23,7 @@ var layers = [...][]string{
 	{"internal/job/"},
 	{"internal/agent/"},
 	{"internal/template/"},
+	{"internal/oci/"},
 	{"internal/state/"},
 	{"internal/sandbox/"},
 	{"internal/isolation/conformance/"},

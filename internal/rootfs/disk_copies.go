@@ -42,7 +42,7 @@ func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	free, err := freeBytes(filepath.Dir(dst))
+	free, err := FreeBytes(filepath.Dir(dst))
 	if err != nil {
 		return 0, err
 	}
@@ -57,8 +57,8 @@ func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
 	return size, renameSynced(tmp, dst)
 }
 
-// freeBytes returns what is free on the file system of dir.
-func freeBytes(dir string) (int64, error) {
+// FreeBytes returns how many bytes are free on the file system of dir.
+func FreeBytes(dir string) (int64, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
 		return 0, os.NewSyscallError("statfs", err)

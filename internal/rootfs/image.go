@@ -81,7 +81,7 @@ func writeImage(path string, size int64, mkfs string) error {
 
 // imageSize checks a given size against what is free, or chooses one.
 func imageSize(dir string, size int64) (int64, error) {
-	free, err := freeBytes(dir)
+	free, err := FreeBytes(dir)
 	if err != nil {
 		return 0, err
 	}

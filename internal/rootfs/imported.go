@@ -171,7 +171,7 @@ func (s *Store) NewDraft() (*Draft, error) {
 func (d *Draft) Root() string { return d.dir + "/root" }
 
 // Free returns how many bytes are free where drafts lie.
-func (d *Draft) Free() (int64, error) { return freeBytes(d.dir) }
+func (d *Draft) Free() (int64, error) { return FreeBytes(d.dir) }
 
 // Discard removes it. Idempotent; after Finish it does nothing.
 func (d *Draft) Discard() {
@@ -230,25 +230,35 @@ func (d *Draft) Finish(ctx context.Context, id string, fit Fit, n LayerNote) err
 	return nil
 }
 
-// fit makes the layer in root lie on those below it.
-func (s *Store) fit(ctx context.Context, root string, fit Fit) error {
-	var v view
-	defer func() {
+// importedView opens imported layers, the lowest first, to look at what they show.
+func (s *Store) importedView(layers []string) (v view, closeAll func(), err error) {
+	closeAll = func() {
 		for _, f := range v {
 			_ = f.Close()
 		}
-	}()
-	for _, id := range slices.Backward(fit.Below) {
+	}
+	for _, id := range slices.Backward(layers) {
+		var f *os.File
 		_, dir, err := s.ImportedLayer(id)
-		if err != nil {
-			return err
+		if err == nil {
+			f, err = fd.OpenRoot(dir)
 		}
-		f, err := fd.OpenRoot(dir)
 		if err != nil {
-			return err
+			closeAll()
+			return nil, nil, err
 		}
 		v = append(v, f)
 	}
+	return v, closeAll, nil
+}
+
+// fit makes the layer in root lie on those below it.
+func (s *Store) fit(ctx context.Context, root string, fit Fit) error {
+	v, closeView, err := s.importedView(fit.Below)
+	if err != nil {
+		return err
+	}
+	defer closeView()
 	to, err := fd.OpenRoot(root)
 	if err != nil {
 		return err

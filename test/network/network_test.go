@@ -37,6 +37,9 @@ for f,a in ((2,('93.184.215.14',80)),(10,('2606:2800::1',80))):
 	}
 }
 
+// curlTimeout is curl's exit code where it gave up waiting: what is refused fails at once.
+const curlTimeout = 28
+
 // Programs of every kind work without a proxy variable, and are refused as the rules say; the end of the process
 // that met a refusal says what would allow it.
 func TestPrograms(t *testing.T) {
@@ -55,17 +58,16 @@ print(urllib.request.urlopen('https://allowed.test/py').read().decode())"`, "hel
 	p.expect(s, `node -e "fetch('https://allowed.test/node').then(r=>r.text()).then(console.log)"`, "hello from allowed.test")
 	p.expect(s, `git ls-remote https://allowed.test/x.git; echo $?`, "0")
 	for _, script := range []string{
-		`git ls-remote https://denied.test/x.git`, `curl -sS --max-time 5 http://denied.test/`, `curl -sS --max-time 5 http://` + world.Other + `/`,
-		`curl -sS --max-time 5 --connect-to allowed.test:80:` + world.Web + `:80 http://allowed.test/`,
-		`curl -sS --max-time 5 http://allowed.test:8080/`, `curl -sSk --max-time 5 --connect-to denied.test:443:allowed.test:443 https://denied.test/`,
-		`curl -sS --max-time 5 -H 'Host: denied.test' http://allowed.test/`,
+		`git ls-remote https://denied.test/x.git`, `curl -sS --max-time 60 http://denied.test/`, `curl -sS --max-time 60 http://` + world.Other + `/`,
+		`curl -sS --max-time 60 --connect-to allowed.test:80:` + world.Web + `:80 http://allowed.test/`,
+		`curl -sS --max-time 60 http://allowed.test:8080/`, `curl -sSk --max-time 60 --connect-to denied.test:443:allowed.test:443 https://denied.test/`,
+		`curl -sS --max-time 60 -H 'Host: denied.test' http://allowed.test/`,
 		`python3 -c "import socket; socket.create_connection(('denied.test',443),5)"`,
 		`node -e "fetch('http://denied.test/').catch(e=>process.exit(7))"`,
 	} {
-		began := time.Now()
 		out, end := p.sh(s, script)
-		if end.GetCode() == 0 || time.Since(began) > 4*time.Second {
-			t.Errorf("%s: exit code %d after %v: %s", script, end.GetCode(), time.Since(began), out)
+		if end.GetCode() == 0 || strings.HasPrefix(script, "curl") && end.GetCode() == curlTimeout {
+			t.Errorf("%s: exit code %d: %s", script, end.GetCode(), out)
 		}
 		if len(end.GetRefused()) == 0 || end.GetRefused()[0].GetReason() == "" {
 			t.Errorf("%s: its end carries no refusal", script)
@@ -91,7 +93,7 @@ print(urllib.request.urlopen('https://allowed.test/py').read().decode())"`, "hel
 func (p *place) journalHas(s *client.Sandbox, types ...string) {
 	p.t.Helper()
 	for _, want := range types {
-		testenv.Eventually(p.t, 5*time.Second, "the journal has "+want, func() bool {
+		testenv.Eventually(p.t, time.Minute, "the journal has "+want, func() bool {
 			list, err := p.Journal.Events(p.t.Context(), s.GetId(), 0, 1000)
 			if err != nil {
 				p.t.Fatal(err)
@@ -151,7 +153,7 @@ func (p *place) count(s *client.Sandbox) int {
 func (p *place) grows(s *client.Sandbox) {
 	p.t.Helper()
 	from := p.count(s)
-	testenv.Eventually(p.t, 10*time.Second, "the connection carries on", func() bool { return p.count(s) > from+3 })
+	testenv.Eventually(p.t, time.Minute, "the connection carries on", func() bool { return p.count(s) > from+3 })
 }
 
 // A connection outlives the server, which finds its gateway again; rules hold meanwhile and afterwards.
@@ -174,11 +176,11 @@ func TestServerRestart(t *testing.T) {
 	if q, err := p.Processes.Get(t.Context(), s.GetId(), proc.GetId()); err != nil || q.GetEnd() != "" {
 		t.Errorf("the process ended: %v %v", q, err)
 	}
-	p.expect(s, `curl -sS --max-time 5 http://`+world.Other+`/ 2>/dev/null; echo $?`, "7")
+	p.expect(s, `curl -sS --max-time 60 http://`+world.Other+`/ 2>/dev/null; echo $?`, "7")
 	if _, err := p.Network.Set(t.Context(), s.GetId(), &client.NetworkRules{}); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, "the connection is cut by the new rules", func() bool {
+	testenv.Eventually(t, time.Minute, "the connection is cut by the new rules", func() bool {
 		q, err := p.Processes.Get(t.Context(), s.GetId(), proc.GetId())
 		return err == nil && q.GetEnd() == "exited"
 	})
@@ -210,13 +212,13 @@ func TestGatewayDies(t *testing.T) {
 	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, "another gateway runs", func() bool { return p.gatewayPID() != before })
-	testenv.Eventually(t, 10*time.Second, "it serves the sandbox", func() bool {
-		out, _ := p.sh(a, `curl -sS --max-time 2 http://allowed.test/`)
+	testenv.Eventually(t, time.Minute, "another gateway runs", func() bool { return p.gatewayPID() != before })
+	testenv.Eventually(t, time.Minute, "it serves the sandbox", func() bool {
+		out, _ := p.sh(a, `curl -sS --max-time 60 http://allowed.test/`)
 		return out == "hello from allowed.test"
 	})
-	p.expect(c, `curl -sS --max-time 5 http://allowed.test/ 2>/dev/null; echo $?`, "6")
-	p.expect(b, `curl -sS --max-time 5 http://allowed.test/ 2>/dev/null; echo $?`, "6")
+	p.expect(c, `curl -sS --max-time 60 http://allowed.test/ 2>/dev/null; echo $?`, "6")
+	p.expect(b, `curl -sS --max-time 60 http://allowed.test/ 2>/dev/null; echo $?`, "6")
 	p.journalHas(a, "gap")
 }
 

@@ -2,10 +2,13 @@ package gateway
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -31,15 +34,14 @@ import (
 // refusedAt fails the test unless a connection is refused at once.
 func (b *box) refusedAt(network, addr string) {
 	b.t.Helper()
-	began := time.Now()
 	c, err := b.dial(network, addr)
 	if err == nil {
 		_ = c.Close()
 		b.t.Errorf("%s %s: connected", network, addr)
 		return
 	}
-	if !errors.Is(err, syscall.ECONNREFUSED) || time.Since(began) > 500*time.Millisecond {
-		b.t.Errorf("%s %s: %v after %v", network, addr, err, time.Since(began))
+	if !errors.Is(err, syscall.ECONNREFUSED) { // one that hangs ends otherwise
+		b.t.Errorf("%s %s: %v", network, addr, err)
 	}
 }
 
@@ -201,12 +203,11 @@ func TestDNSCarriesNothingOut(t *testing.T) {
 	b := newBox(t, g, "one", policyOf(t, "allow allowed.test", "allow 0.0.0.0/0"))
 	for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeTXT, dns.TypeMX, dns.TypeSRV, dns.TypeHTTPS, dns.TypeNULL, dns.TypeANY, dns.TypePTR, dns.TypeCNAME} {
 		for _, name := range []string{"736563726574.exfil.test", "allowed.test.evil.test", "evilallowed.test", "x.allowed.test", "2852039166", "0xA9FEA9FE", "169.254.169.254", "a\\000.allowed.test"} {
-			began := time.Now()
 			m, err := b.resolve(name, kind)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m.Rcode != dns.RcodeNameError || len(m.Answer) > 0 || time.Since(began) > 500*time.Millisecond {
+			if m.Rcode != dns.RcodeNameError || len(m.Answer) > 0 {
 				t.Errorf("%s %s: %v", dns.TypeToString[kind], name, m)
 			}
 		}
@@ -449,7 +450,7 @@ func TestLimits(t *testing.T) {
 	b.refusedAt("tcp", world.Web+":7000")
 	b.refused(rules.Limit)
 	_ = open[0].Close()
-	testenv.Eventually(t, 5*time.Second, "two connections", func() bool { u, _ := g.Usage("one"); return u.Connections == 2 })
+	testenv.Eventually(t, time.Minute, "two connections", func() bool { u, _ := g.Usage("one"); return u.Connections == 2 })
 	c, err := b.dial("tcp", world.Web+":7000")
 	if err != nil {
 		t.Fatal(err)
@@ -486,7 +487,7 @@ func TestRate(t *testing.T) {
 	if _, err := io.CopyN(io.Discard, c, size); err != nil {
 		t.Fatal(err)
 	}
-	if d := time.Since(began); d < 300*time.Millisecond || d > 3*time.Second {
+	if d := time.Since(began); d < 300*time.Millisecond {
 		t.Errorf("half a second's bytes took %v", d)
 	}
 }
@@ -567,14 +568,15 @@ func TestUpstreamRefuses(t *testing.T) {
 func TestBulk(t *testing.T) {
 	w := world.New(t)
 	l := w.Listen(world.Web + ":7000")
+	const out, in = 48 << 20, 32 << 20
+	sum := make(chan string, 1)
 	go func() {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		n, _ := io.Copy(io.Discard, c) // until the other end has closed its half
-		_, _ = fmt.Fprintf(c, "%d", n)
-		_, _ = io.CopyN(c, zeroes{}, 32<<20)
+		sum <- digest(c) // until the other end has closed its half
+		_, _ = io.Copy(c, noise(2, in))
 		_ = c.Close()
 	}()
 	g := newGateway(t, nil)
@@ -583,14 +585,84 @@ func TestBulk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(time.Minute))
-	const size = 64 << 20
-	if _, err := io.CopyN(c, zeroes{}, size); err != nil {
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
+	if _, err := io.Copy(c, noise(1, out)); err != nil {
 		t.Fatal(err)
 	}
 	_ = c.(*net.TCPConn).CloseWrite()
-	all, err := io.ReadAll(c)
-	if err != nil || !strings.HasPrefix(string(all[:16]), fmt.Sprint(size)) || len(all) != len(fmt.Sprint(size))+32<<20 {
-		t.Errorf("%d bytes, %v", len(all), err)
+	if got := digest(c); got != digest(noise(2, in)) {
+		t.Error("what came in is not what was sent")
+	}
+	if got := <-sum; got != digest(noise(1, out)) {
+		t.Error("what went out is not what was sent")
+	}
+	u, err := g.Usage("one")
+	if err != nil || u.Sent != out || u.Received != in {
+		t.Errorf("counted %+v, %v", u, err)
+	}
+}
+
+// noise is bytes that no mistake repeats, the same for a seed each time.
+func noise(seed byte, size int64) io.Reader {
+	return io.LimitReader(rand.NewChaCha8([32]byte{seed}), size)
+}
+
+// digest reads to the end.
+func digest(r io.Reader) string {
+	h := sha256.New()
+	if _, err := io.Copy(h, r); err != nil {
+		return err.Error()
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Connections whose sandbox does not read hold what the stack's budget allows, and nothing beside.
+func TestUnreadIsBounded(t *testing.T) {
+	w := world.New(t)
+	l := w.Listen(world.Web + ":7000")
+	begin := make(chan struct{})
+	piece := make([]byte, 256<<10) // one for all: what is measured is the gateway
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				<-begin
+				for err == nil {
+					_, err = c.Write(piece)
+				}
+				_ = c.Close()
+			}()
+		}
+	}()
+	g := newGateway(t, nil)
+	b := newBox(t, g, "one", policyOf(t, "allow "+world.Web+":7000"))
+	const n = 400
+	for range n {
+		c, err := b.dial("tcp", world.Web+":7000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	quiet := memory()
+	close(begin)
+	var last int64
+	still := 0
+	testenv.Eventually(t, 2*time.Minute, "nothing more goes in", func() bool {
+		u, err := g.Usage("one")
+		if err != nil || u.Received != last || last == 0 {
+			last, still = u.Received, 0
+			return false
+		}
+		still++
+		return still > 10
+	})
+	more := memory() - quiet
+	t.Logf("%d connections hold %d KB each beside what they cost idle, %d MB in all; %d MB were received", n, more/n>>10, more>>20, last>>20)
+	if more > bufferBudget {
+		t.Errorf("they hold %d bytes, and the budget is %d", more, bufferBudget)
 	}
 }

@@ -22,6 +22,8 @@ type conn struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
+	inside atomic.Pointer[inner] // the sandbox's end, once it is accepted
+
 	sent, recv atomic.Int64 // bytes out of the sandbox and into it
 	active     atomic.Int64 // when the last byte passed, in nanoseconds since the gateway began
 
@@ -139,6 +141,18 @@ func (c *conn) hold(x side) bool {
 	return true
 }
 
+// shrink holds what waits for the sandbox to a share of its budget that has become smaller: it was more when the
+// connection began. What waits already is not thrown away.
+func (c *conn) shrink(share int) {
+	in := c.inside.Load()
+	if in == nil {
+		return
+	}
+	if o := in.ep.SocketOptions(); o.GetSendBufferSize() > int64(share) {
+		o.SetSendBufferSize(int64(share), false)
+	}
+}
+
 // abort ends both sides at once. Idempotent.
 func (c *conn) abort() {
 	c.cancel()
@@ -210,6 +224,20 @@ func (c *conn) count(n int, out bool) bool {
 	return true
 }
 
+// allowance is how much of n bytes may pass in one go: so little where the sandbox has a rate that it is kept, and with
+// a limit on bytes not more than one beyond it, at which count ends the connection.
+func (c *conn) allowance(n int) int {
+	const perSecond, least = 10, 512
+	l := c.s.policy.Load().limits
+	if l.Rate > 0 {
+		n = int(min(int64(n), max(l.Rate/perSecond, least)))
+	}
+	if l.Bytes > 0 {
+		n = int(min(int64(n), l.Bytes-c.s.out.total.Load()-c.s.in.total.Load()+1))
+	}
+	return max(n, 1)
+}
+
 // buffers returns the pool that the connection reads into at this time.
 func (c *conn) buffers() *frames {
 	c.s.mu.Lock()
@@ -225,14 +253,7 @@ type netSide struct{ net.Conn }
 
 // Abort implements side: without waiting for what was not sent yet, nor for TLS with a proxy.
 func (n netSide) Abort() {
-	c := n.Conn
-	for {
-		below, ok := c.(interface{ NetConn() net.Conn })
-		if !ok {
-			break
-		}
-		c = below.NetConn()
-	}
+	c := below(n.Conn)
 	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.SetLinger(0)
 	}

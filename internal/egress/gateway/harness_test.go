@@ -79,7 +79,7 @@ func newBox(t testing.TB, g *Gateway, id string, p egress.Policy) *box {
 // dial connects from inside to an address.
 func (b *box) dial(network, addr string) (c net.Conn, err error) {
 	err = netns.In(b.ns, func() (err error) {
-		c, err = net.DialTimeout(network, addr, 5*time.Second)
+		c, err = net.DialTimeout(network, addr, time.Minute)
 		return err
 	})
 	return c, err
@@ -125,7 +125,7 @@ func (b *box) dialName(name, port string) (net.Conn, error) {
 
 // client returns an HTTP client inside.
 func (b *box) client() *http.Client {
-	return &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
 			host, port, err := net.SplitHostPort(addr)
 			if err != nil {
@@ -158,7 +158,7 @@ func (b *box) refused(code rules.Code) *egress.Refusal {
 func serveHTTP(w *world.World, t testing.TB, addr, text string) *world.Log {
 	t.Helper()
 	var seen world.Log
-	srv := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		seen.Add(r.Method + " " + r.Host + r.URL.Path)
 		_, _ = io.WriteString(out, text)
 	})}

@@ -72,8 +72,8 @@ func confine(args []string) error {
 	if err := unix.CloseRange(control.ListenFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return os.NewSyscallError("prctl PR_SET_NO_NEW_PRIVS", err)
+	if err := seccomp.NoNewPrivs(); err != nil {
+		return err
 	}
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -130,6 +130,10 @@ func calls() filter.Table {
 	t.Entries = append(t.Entries, filter.Entry{
 		Call: "socket", Otherwise: seccomp.Errno(unix.EPERM), Reason: "TCP and UDP, and netlink for the host's addresses",
 		Clauses: []filter.Clause{{When: []filter.Test{{Arg: 0, Mask: 0xffffffff, Values: []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}}}, Then: seccomp.Allow}},
+	})
+	t.Entries = append(t.Entries, filter.Entry{
+		Call: "ioctl", Otherwise: seccomp.Errno(unix.EPERM), Reason: "how much a socket has for us",
+		Clauses: []filter.Clause{{When: []filter.Test{{Arg: 1, Mask: 0xffffffff, Values: []uint32{unix.SIOCINQ}}}, Then: seccomp.Allow}},
 	})
 	return t
 }

@@ -5,8 +5,10 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/waiter"
 
 	"casemate.dev/internal/egress/peek"
 	"casemate.dev/internal/egress/rules"
@@ -64,8 +66,17 @@ type guard struct {
 
 // outwards copies from the sandbox to the other side.
 func (c *conn) outwards(in *inner, up net.Conn, g *guard) error {
-	for {
-		if err := in.awaitReadable(c.ctx.Done()); err != nil {
+	raw, err := rawOf(up)
+	if err != nil {
+		return err
+	}
+	_, plain := up.(*net.TCPConn)
+	for !plain || !g.through() {
+		// A buffer is taken once there is something for it, and a place where it goes.
+		if err := in.await(waiter.ReadableEvents, c.ctx.Done()); err != nil {
+			return err
+		}
+		if err := writable(raw); err != nil {
 			return err
 		}
 		pool := c.buffers()
@@ -82,19 +93,32 @@ func (c *conn) outwards(in *inner, up net.Conn, g *guard) error {
 			return err
 		}
 	}
+	return c.spliceOut(in, raw)
 }
+
+// through reports whether everything that follows goes on as it is.
+func (g *guard) through() bool { return g.decided && g.requests == nil }
 
 // pass sends on what the guard lets through.
 func (c *conn) pass(b []byte, up net.Conn, g *guard) error {
 	if !c.count(len(b), true) {
 		return net.ErrClosed
 	}
-	b, err := c.check(b, g)
-	if err != nil || len(b) == 0 {
-		return err
+	for {
+		out, err := c.check(b, g)
+		if err != nil {
+			return err
+		}
+		if len(out) > 0 {
+			if _, err = up.Write(out); err != nil {
+				return err
+			}
+		}
+		if g.requests == nil || !g.requests.More() {
+			return nil
+		}
+		b = nil
 	}
-	_, err = up.Write(b)
-	return err
 }
 
 // check looks at bytes of the client and returns those that may go on.
@@ -162,13 +186,14 @@ func (c *conn) judgeHead(h peek.Head) error {
 
 // inwards copies from the other side to the sandbox.
 func (c *conn) inwards(up net.Conn, in *inner, g *guard) error {
+	defer g.see(nil)
 	read, err := pooledReader(up)
 	if err != nil {
 		return err
 	}
-	for {
-		pool := c.buffers()
-		buf, n, err := read(pool)
+	t, plain := up.(*net.TCPConn)
+	for first := true; first || !plain; first = false {
+		buf, n, err := read(c.s.gw.small)
 		if n > 0 {
 			g.see((*buf)[:n])
 			if !c.count(n, false) {
@@ -178,17 +203,20 @@ func (c *conn) inwards(up net.Conn, in *inner, g *guard) error {
 			}
 		}
 		if buf != nil {
-			pool.put(buf)
+			c.s.gw.small.put(buf)
 		}
 		if errors.Is(err, io.EOF) {
-			g.see(nil)
 			return nil
 		}
 		if err != nil {
-			g.see(nil)
 			return err
 		}
 	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return c.spliceIn(raw, in)
 }
 
 // see notes how the server begins to answer.
@@ -212,14 +240,20 @@ func (g *guard) waitSwitched(c *conn) bool {
 // pooledReader returns a function that reads what has come, in a buffer that is taken only once there is
 // something. Its caller gives the buffer back.
 func pooledReader(c net.Conn) (func(*frames) (*[]byte, int, error), error) {
-	t, ok := c.(*net.TCPConn)
-	if !ok {
+	var t syscall.Conn
+	switch x := c.(type) {
+	case *net.TCPConn:
+		t = x
+	case *net.UDPConn:
+		t = x
+	default: // TLS with a proxy holds more than this anyway
 		return func(pool *frames) (*[]byte, int, error) {
 			buf := pool.get()
 			n, err := c.Read(*buf)
 			return buf, n, err
 		}, nil
 	}
+	_, stream := t.(*net.TCPConn) // the end of one is an empty read, and packets may be empty
 	raw, err := t.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -245,7 +279,7 @@ func pooledReader(c net.Conn) (func(*frames) (*[]byte, int, error), error) {
 			return buf, 0, rerr
 		case err != nil:
 			return buf, 0, err
-		case n == 0:
+		case n == 0 && stream:
 			return buf, 0, io.EOF
 		}
 		return buf, n, nil

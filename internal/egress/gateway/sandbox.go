@@ -209,6 +209,9 @@ func (s *sandbox) rebalance() {
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: bufferMin, Default: min(bufferStart, share), Max: share}
 	_ = s.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &receive)
 	_ = s.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &send)
+	for _, c := range s.conns {
+		c.shrink(share)
+	}
 }
 
 // isGateway reports whether an address is the gateway's own.

@@ -36,26 +36,6 @@ type inner struct {
 // Abort implements side, with a reset.
 func (i *inner) Abort() { i.ep.Abort() }
 
-// awaitReadable returns when a Read would not wait.
-func (i *inner) awaitReadable(done <-chan struct{}) error {
-	const events = waiter.ReadableEvents | waiter.EventHUp | waiter.EventErr
-	if i.ep.Readiness(events) != 0 {
-		return nil
-	}
-	e, ready := waiter.NewChannelEntry(events)
-	i.wq.EventRegister(&e)
-	defer i.wq.EventUnregister(&e)
-	if i.ep.Readiness(events) != 0 {
-		return nil
-	}
-	select {
-	case <-ready:
-		return nil
-	case <-done:
-		return context.Canceled
-	}
-}
-
 // accept answers a connection's first packet. The other side is a kernel on the same machine, so this
 // takes no time, unless somebody there sends packets by hand.
 func accept(r *tcp.ForwarderRequest) (*inner, error) {
@@ -148,6 +128,7 @@ func (c *conn) forward(r *tcp.ForwarderRequest) {
 	if err != nil || !c.hold(in) {
 		return
 	}
+	c.inside.Store(in)
 	open = true
 	c.established()
 	if inspected {

@@ -54,7 +54,7 @@ func (s *sandbox) forwardUDP(r *udp.ForwarderRequest) bool {
 		c.end(false)
 		return false
 	}
-	go c.carryUDP(key, gonet.NewUDPConn(&wq, ep))
+	go c.carryUDP(key, &flow{UDPConn: gonet.NewUDPConn(&wq, ep), inner: inner{ep: ep, wq: &wq}})
 	return true
 }
 
@@ -64,6 +64,12 @@ func (s *sandbox) forget(key udpKey) {
 	s.mu.Unlock()
 }
 
+// flow is the sandbox's end of a flow.
+type flow struct {
+	*gonet.UDPConn
+	inner inner // for waiting
+}
+
 // udpSide is an end of a flow.
 type udpSide struct{ net.Conn }
 
@@ -71,7 +77,7 @@ type udpSide struct{ net.Conn }
 func (u udpSide) Abort() { _ = u.Close() }
 
 // carryUDP carries the packets of a flow until it has been idle.
-func (c *conn) carryUDP(key udpKey, in net.Conn) {
+func (c *conn) carryUDP(key udpKey, in *flow) {
 	open := false
 	defer func() { c.s.forget(key); c.end(open) }()
 	if !c.hold(udpSide{in}) {
@@ -86,23 +92,42 @@ func (c *conn) carryUDP(key udpKey, in net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.packets(in, up, true)
+		c.packets(in.read(c.ctx.Done()), up, true)
 		c.abort()
 	}()
-	c.packets(up, in, false)
+	if read, err := pooledReader(up); err == nil {
+		c.packets(read, in, false)
+	}
 	c.abort()
 	<-done
 }
 
-func (c *conn) packets(from, to net.Conn, out bool) {
-	buf := c.s.gw.frames.get()
-	defer c.s.gw.frames.put(buf)
-	for {
-		n, err := from.Read(*buf)
-		if err != nil || !c.count(n, out) {
-			return
+// read returns a function that reads a packet, as pooledReader does.
+func (f *flow) read(done <-chan struct{}) func(*frames) (*[]byte, int, error) {
+	return func(pool *frames) (*[]byte, int, error) {
+		if err := f.inner.await(waiter.ReadableEvents, done); err != nil {
+			return nil, 0, err
 		}
-		if _, err := to.Write((*buf)[:n]); err != nil {
+		buf := pool.get()
+		n, err := f.UDPConn.Read(*buf)
+		return buf, n, err
+	}
+}
+
+// packets carries packets one way. No buffer is held while there is none.
+func (c *conn) packets(read func(*frames) (*[]byte, int, error), to net.Conn, out bool) {
+	pool := c.s.gw.frames
+	for {
+		buf, n, err := read(pool)
+		if err == nil && c.count(n, out) {
+			_, err = to.Write((*buf)[:n])
+		} else if err == nil {
+			err = net.ErrClosed
+		}
+		if buf != nil {
+			pool.put(buf)
+		}
+		if err != nil {
 			return
 		}
 	}

@@ -215,7 +215,7 @@ func (w *world) client(h2 bool) *http.Client {
 		return c, c.HandshakeContext(ctx)
 	}
 	w.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: tr, Timeout: time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // tlsTo is a TLS connection inside the sandbox, for what no client would send.
@@ -248,6 +248,6 @@ func (w *world) seen(t egress.EventType) []egress.Event {
 func (w *world) await(t egress.EventType) []egress.Event {
 	w.t.Helper()
 	var all []egress.Event
-	testenv.Eventually(w.t, 10*time.Second, "event "+string(t), func() bool { all = w.seen(t); return len(all) > 0 })
+	testenv.Eventually(w.t, time.Minute, "event "+string(t), func() bool { all = w.seen(t); return len(all) > 0 })
 	return all
 }

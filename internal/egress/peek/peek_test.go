@@ -128,6 +128,10 @@ func FuzzRequests(f *testing.F) {
 				n := min(step, len(rest))
 				var more []byte
 				more, err = r.Next(bytes.Clone(rest[:n]))
+				for err == nil && r.More() {
+					out = append(out, more...)
+					more, err = r.Next(nil)
+				}
 				out, rest = append(out, more...), rest[n:]
 			}
 			return out, hosts, err

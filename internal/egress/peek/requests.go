@@ -21,6 +21,7 @@ type Requests struct {
 	left   int64  // of the body or chunk
 	head   []byte // of what is not complete yet
 	wanted bool   // the last request asked for another protocol
+	rest   []byte // of what can't be read before the server has answered
 }
 
 type state int
@@ -38,13 +39,22 @@ const (
 // maxLine bounds a chunk's line and a trailer's.
 const maxLine = 4 << 10
 
+// More reports whether Next has to be called again, without bytes if there are none, once what it returned has gone
+// on.
+func (r *Requests) More() bool { return len(r.rest) > 0 }
+
 // Next takes bytes from the client and returns those that may go on: what belongs to requests that were
 // judged. The result may hold bytes of earlier calls.
 func (r *Requests) Next(b []byte) ([]byte, error) {
 	var out []byte
+	b, r.rest = append(r.rest, b...), nil
 	for len(b) > 0 {
 		var n int
 		var err error
+		if r.state == inHead && r.wanted && len(out) > 0 {
+			r.rest = b // the server has not seen yet what it is to answer
+			return out, nil
+		}
 		switch r.state {
 		case opaque:
 			return append(out, b...), nil

@@ -104,3 +104,18 @@ func PrivateName(name string) bool {
 	}
 	return false
 }
+
+// Special reports what an address is that needs a rule of its own, for whoever has no Set; "": it is an ordinary
+// one.
+func Special(a netip.Addr) (what string) {
+	c := classifier(special())
+	if b, found := c.of(a); found {
+		return b.what
+	}
+	if e, ok := embedded(a); ok {
+		if b, found := c.of(e); found {
+			return b.what
+		}
+	}
+	return ""
+}

@@ -136,47 +136,42 @@ func (c *Copier) link(first string, dir *os.File, name string) error {
 		}
 		defer from.Close()
 	}
-	if err := unix.Linkat(int(from.Fd()), fromName, int(dir.Fd()), name, 0); err != nil {
-		return &os.LinkError{Op: "link", Old: first, New: name, Err: err}
-	}
-	return nil
+	return Link(from, fromName, dir, name)
 }
 
 // create makes name in dir with the type and the contents of an entry.
 func create(e Entry, dir *os.File, name string) error {
-	at := int(dir.Fd())
 	switch e.Info.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
-		return os.NewSyscallError("mkdirat", unix.Mkdirat(at, name, 0o700))
+		return Mkdir(dir, name, 0o700)
 	case unix.S_IFLNK:
 		target, err := Readlink(e.Dir, e.Name)
 		if err != nil {
 			return err
 		}
-		return os.NewSyscallError("symlinkat", unix.Symlinkat(target, at, name))
+		return Symlink(target, dir, name)
 	case unix.S_IFREG:
-		return copyFile(e, at, name)
+		return copyFile(e, dir, name)
 	case unix.S_IFIFO, unix.S_IFSOCK:
-		return os.NewSyscallError("mknodat", unix.Mknodat(at, name, e.Info.Mode&unix.S_IFMT|0o600, 0))
+		return made("mknodat", name, unix.Mknodat(int(dir.Fd()), name, e.Info.Mode&unix.S_IFMT|0o600, 0))
 	}
 	if e.Info.IsWhiteout() {
-		return os.NewSyscallError("mknodat", unix.Mknodat(at, name, unix.S_IFCHR, 0))
+		return Whiteout(dir, name)
 	}
 	// No sandbox can make one, so whatever it is, it is not passed on.
 	return fmt.Errorf("a device can't be copied (mode %o)", e.Info.Mode)
 }
 
-func copyFile(e Entry, at int, name string) error {
+func copyFile(e Entry, dir *os.File, name string) error {
 	in, err := OpenFile(e.Dir, e.Name)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	fd, err := unix.Openat(at, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	out, err := Create(dir, name, 0o600)
 	if err != nil {
-		return os.NewSyscallError("openat", err)
+		return err
 	}
-	out := os.NewFile(uintptr(fd), name)
 	err = copyContent(in, out, e.Info.Size)
 	return errors.Join(err, out.Close())
 }
@@ -217,20 +212,19 @@ func copyContent(in, out *os.File, size int64) error {
 // attributes gives name in dir the owner, mode, attributes and time of a source. The order counts: a
 // change of owner takes setuid bits and capabilities away.
 func attributes(from *os.File, fromName string, i Info, dir *os.File, name string, skip func(string) bool) error {
-	at := int(dir.Fd())
-	if err := unix.Fchownat(at, name, int(i.UID), int(i.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return os.NewSyscallError("fchownat", err)
+	if err := Own(dir, name, i.UID, i.GID); err != nil {
+		return err
 	}
 	if !i.IsSymlink() {
 		// Of a name, not of an open file: opening a FIFO waits. It is no link, and nobody else is here.
-		if err := unix.Fchmodat(at, name, i.Perm(), 0); err != nil {
-			return os.NewSyscallError("fchmodat", err)
+		if err := Chmod(dir, name, i.Perm()); err != nil {
+			return err
 		}
 	}
 	if err := copyXattrs(from, fromName, dir, name, skip); err != nil {
 		return err
 	}
-	return setTime(at, name, i.Modified)
+	return SetModified(dir, name, i.Modified)
 }
 
 func setTime(at int, name string, t unix.Timespec) error {

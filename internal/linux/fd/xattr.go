@@ -27,12 +27,17 @@ func Xattrs(dir *os.File, name string) ([]string, error) {
 			return nil, nil
 		case err != nil:
 			return nil, &fs.PathError{Op: "listxattr", Path: name, Err: err}
-		case n == 0:
-			return nil, nil
 		default:
-			return strings.Split(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00"), nil
+			return splitXattrs(buf[:n]), nil
 		}
 	}
+}
+
+func splitXattrs(list []byte) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(list), "\x00"), "\x00")
 }
 
 // Xattr returns an extended attribute of name in dir; ok is false where it has none such. Values above

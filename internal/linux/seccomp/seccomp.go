@@ -82,3 +82,9 @@ func InstallProcess(program []byte) error {
 	}
 	return nil
 }
+
+// NoNewPrivs keeps the calling thread, and all that it forks, from gaining rights by what it executes
+// (prctl(2)). InstallProcess passes it on to the process's other threads.
+func NoNewPrivs() error {
+	return os.NewSyscallError("prctl PR_SET_NO_NEW_PRIVS", unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+}
