@@ -15,6 +15,8 @@ type (
 	NetworkLimits = v1.NetworkLimits
 	// NetworkStatus is a sandbox's network as it is.
 	NetworkStatus = v1.NetworkStatus
+	// TemplateNetwork is what sandboxes of a template may reach by default.
+	TemplateNetwork = v1.TemplateNetwork
 	// NetworkExplanation is what the rules answer to a URL, and why.
 	NetworkExplanation = v1.ExplainNetworkResponse
 	// Refusal is something that was refused to a sandbox.
@@ -36,6 +38,18 @@ func (n *Network) Get(ctx context.Context, sandbox string) (*NetworkStatus, erro
 // Set replaces a sandbox's rules and limits. Open connections that they no longer allow are cut.
 func (n *Network) Set(ctx context.Context, sandbox string, rules *NetworkRules) (*NetworkStatus, error) {
 	m, err := n.rpc.SetNetwork(ctx, &v1.SetNetworkRequest{Sandbox: sandbox, Network: rules})
+	return m, n.conn.wrap(err)
+}
+
+// Template shows what sandboxes of a template may reach where their create says nothing of it.
+func (n *Network) Template(ctx context.Context, template string) (*TemplateNetwork, error) {
+	m, err := n.rpc.GetTemplateNetwork(ctx, &v1.GetTemplateNetworkRequest{Template: template})
+	return m, n.conn.wrap(err)
+}
+
+// SetTemplate changes that for sandboxes to come; nil takes the default away.
+func (n *Network) SetTemplate(ctx context.Context, template string, rules *NetworkRules) (*TemplateNetwork, error) {
+	m, err := n.rpc.SetTemplateNetwork(ctx, &v1.SetTemplateNetworkRequest{Template: template, Network: rules})
 	return m, n.conn.wrap(err)
 }
 

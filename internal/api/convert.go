@@ -135,6 +135,7 @@ func specOf(m *v1.CreateSandboxRequest) sandbox.Spec {
 		Idle:         m.GetIdle().AsDuration(),
 		AllowMissing: m.GetAllowMissing(),
 		Network:      networkOf(m.GetNetwork()),
+		NoNetwork:    m.GetNoNetwork(),
 	}
 	if m.GetLifetime() != nil {
 		s.Lifetime = m.GetLifetime().AsDuration()

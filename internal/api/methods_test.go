@@ -89,6 +89,8 @@ func steps() []step {
 		{"NetworkService/GetNetwork", "GET /v1/sandboxes/${box}/network", `{"sandbox":"${box}"}`, `"expanded":["allow 93.184.215.14"]`},
 		{"NetworkService/ExplainNetwork", "GET /v1/sandboxes/${box}/network/explain?target=93.184.215.14:443", `{"sandbox":"${box}","target":"93.184.215.14:443"}`, `"allowed":true`},
 		{"NetworkService/SetNetwork", "PUT /v1/sandboxes/${box}/network", `{"sandbox":"${box}","network":{"rules":["deny *.example.com","allow @open"]}}`, `"allow *:*"`},
+		{"NetworkService/SetTemplateNetwork", "PUT /v1/templates/host/network", `{"template":"host","network":{"rules":["allow a.example.com"]}}`, `"template":"host"`},
+		{"NetworkService/GetTemplateNetwork", "GET /v1/templates/host/network", `{"template":"host"}`, `"rules":["allow a.example.com"]`},
 		{"CommitService/CreateCommit", "POST /v1/sandboxes/${box}/commits", `{"sandbox":"${box}","message":"m","tag":"ready"}`, `"tags":["ready"]`},
 		{"CommitService/GetCommit", "GET /v1/commits/ready", `{"commit":"ready"}`, `"message":"m"`},
 		{"CommitService/ListCommits", "GET /v1/commits?sandbox=${box}", `{"sandbox":"${box}"}`, `"author":`},

@@ -42,11 +42,11 @@ func (h *networks) SetNetwork(ctx context.Context, req *v1.SetNetworkRequest) (*
 
 // ExplainNetwork implements NetworkServiceHandler.
 func (h *networks) ExplainNetwork(ctx context.Context, req *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error) {
-	answers, err := h.cfg.Manager.ExplainNetwork(ctx, principalOf(ctx), req.GetSandbox(), req.GetTarget(), req.GetMethod())
+	answers, n, err := h.cfg.Manager.ExplainNetwork(ctx, principalOf(ctx), req.GetSandbox(), req.GetTarget(), req.GetMethod())
 	if err != nil {
 		return nil, err
 	}
-	m := &v1.ExplainNetworkResponse{Allowed: sandbox.NetworkAllowed(answers)}
+	m := &v1.ExplainNetworkResponse{Allowed: sandbox.NetworkAllowed(answers), Template: n.Template}
 	for _, a := range answers {
 		m.Answers = append(m.Answers, &v1.NetworkAnswer{
 			About: a.About, Allowed: a.Verdict.Allow, Inspected: a.Verdict.Inspect, Code: string(a.Verdict.Code),
@@ -56,11 +56,25 @@ func (h *networks) ExplainNetwork(ctx context.Context, req *v1.ExplainNetworkReq
 	return m, nil
 }
 
+// GetTemplateNetwork implements NetworkServiceHandler.
+func (h *networks) GetTemplateNetwork(ctx context.Context, req *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
+	n, err := h.cfg.Manager.TemplateNetwork(ctx, req.GetTemplate())
+	return &v1.TemplateNetwork{Template: req.GetTemplate(), Network: networkMessage(n)}, err
+}
+
+// SetTemplateNetwork implements NetworkServiceHandler.
+func (h *networks) SetTemplateNetwork(ctx context.Context, req *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
+	if err := h.cfg.Manager.SetTemplateNetwork(ctx, principalOf(ctx), req.GetTemplate(), networkOf(req.GetNetwork())); err != nil {
+		return nil, err
+	}
+	return h.GetTemplateNetwork(ctx, &v1.GetTemplateNetworkRequest{Template: req.GetTemplate()})
+}
+
 func networkMessage(n *sandbox.Network) *v1.Network {
 	if n == nil {
 		return nil
 	}
-	m := &v1.Network{}
+	m := &v1.Network{Template: n.Template}
 	for _, r := range n.Rules {
 		m.Rules = append(m.Rules, string(r))
 	}

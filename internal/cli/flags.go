@@ -93,6 +93,7 @@ func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateReques
 		Workspaces:   spaces,
 		AllowMissing: f.allowMissing,
 	}
+	req.NoNetwork = f.network.net == netNone
 	if req.Network, err = f.network.rules(); err != nil {
 		return nil, err
 	}

@@ -205,12 +205,21 @@ func appliedTable(sb *client.Sandbox) *table {
 	t.add("landlock", yes(ap.GetLandlockAbi() > 0, fmt.Sprintf("ABI %d", ap.GetLandlockAbi())))
 	t.add("cgroup", yes(ap.GetCgroupVersion() > 0, fmt.Sprintf("v%d", ap.GetCgroupVersion())))
 	t.add("disk limit", yes(ap.GetDisk() != "", ap.GetDisk()))
-	t.add("network", ap.GetNetwork())
+	t.add("network", networkText(sb))
 	t.add("guest", map[bool]string{true: "apart from the payload", false: "with the payload"}[ap.GetGuestSeparated()])
 	for _, m := range ap.GetMissing() {
 		t.add("missing", cell{m, red})
 	}
 	return t
+}
+
+// networkText names the way out, and whose default its rules are.
+func networkText(sb *client.Sandbox) string {
+	text := sb.GetApplied().GetNetwork()
+	if t := sb.GetNetwork().GetTemplate(); t != "" {
+		text += ", by the default rules of template " + t
+	}
+	return text
 }
 
 // timingsText shows the steps of a start, the longest first.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"casemate.dev/client"
@@ -31,7 +32,7 @@ type netFlags struct {
 
 func (f *netFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.net, "net", "", "what it may reach: none, closed (nothing yet), registries (this host's package registries), open (the internet), or a `SET` of rules (default none; with --allow only that)")
+	fl.StringVar(&f.net, "net", "", "what it may reach: none, closed (nothing yet), registries (this host's package registries), open (the internet), or a `SET` of rules (default the template's, else none; with --allow only that)")
 	fl.StringArrayVar(&f.allow, "allow", nil, "let it reach `HOST[:PORT]`, as example.com, *.example.com, 10.1.0.0/16:5432 or https://example.com/api/* (repeatable)")
 	fl.StringArrayVar(&f.deny, "deny", nil, "never let it reach `HOST[:PORT]`, whatever else is allowed (repeatable)")
 	fl.Int32Var(&f.connections, "net-connections", 0, "limit on its connections at once")
@@ -83,11 +84,67 @@ A sandbox has no network unless it is made with one: casemate create --allow HOS
 open, or --net closed to give it rules later.
 
 Exit codes: 0, or 125 when it could not be done.`,
-		Args: exactly(1, "a command: show, set or explain"),
+		Args: exactly(1, "a command: show, set, explain or template"),
 		RunE: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args[0]) },
 	}
-	cmd.AddCommand(a.netShowCmd(), a.netSetCmd(), a.netExplainCmd())
+	cmd.AddCommand(a.netShowCmd(), a.netSetCmd(), a.netExplainCmd(), a.netTemplateCmd())
 	return cmd
+}
+
+func (a *app) netTemplateCmd() *cobra.Command {
+	var f netFlags
+	cmd := &cobra.Command{
+		Use:   "template [flags] TEMPLATE",
+		Short: "Show or set what sandboxes of a template reach by default",
+		Long: `Show what sandboxes that start from a template, or from a commit or its tag, may reach where their create
+says nothing of it; with flags, set it. Sandboxes that are there keep their rules. --net none takes the
+default away. Only an administrator sets it.
+
+Exit codes: 0, or 125 when it could not be done.`,
+		Example: `  casemate net template code-interpreter --net registries --allow api.example.com
+  casemate net template code-interpreter
+  casemate net template code-interpreter --net none`,
+		Args: exactly(1, "a template"),
+	}
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+		changes := false
+		cmd.Flags().Visit(func(g *pflag.Flag) { changes = changes || cmd.LocalNonPersistentFlags().Lookup(g.Name) != nil })
+		if !changes {
+			t, err := c.Network.Template(ctx, args[0])
+			if err != nil {
+				return cannot(err, "show the default network of %s", args[0])
+			}
+			return a.showTemplateNetwork(t)
+		}
+		n, err := f.rules()
+		if err != nil {
+			return err
+		}
+		t, err := c.Network.SetTemplate(ctx, args[0], n)
+		if err != nil {
+			return cannot(err, "set the default network of %s", args[0])
+		}
+		return a.showTemplateNetwork(t)
+	})
+	f.register(cmd)
+	return cmd
+}
+
+func (a *app) showTemplateNetwork(t *client.TemplateNetwork) error {
+	if a.json {
+		return a.printJSON(t)
+	}
+	switch n := t.GetNetwork(); {
+	case n == nil:
+		fmt.Fprintln(a.stdout, "no network")
+	case len(n.GetRules()) == 0:
+		fmt.Fprintln(a.stdout, "no rules: it reaches nothing")
+	default:
+		for _, r := range n.GetRules() {
+			fmt.Fprintln(a.stdout, clean(r))
+		}
+	}
+	return nil
 }
 
 func (a *app) netShowCmd() *cobra.Command {
@@ -116,6 +173,9 @@ func (a *app) showNetwork(st *client.NetworkStatus) error {
 	}
 	for _, r := range st.GetExpanded() {
 		fmt.Fprintln(a.stdout, clean(r))
+	}
+	if t := st.GetNetwork().GetTemplate(); t != "" {
+		a.note("the default of template %s", clean(t))
 	}
 	if len(st.GetExpanded()) == 0 {
 		fmt.Fprintln(a.stdout, "no rules: it reaches nothing")
@@ -199,6 +259,9 @@ func (a *app) showExplanation(e *client.NetworkExplanation) {
 		if x.GetHint() != "" {
 			fmt.Fprintf(a.stdout, "%-12s would be allowed by: --allow '%s'\n", "", clean(x.GetHint()))
 		}
+	}
+	if t := e.GetTemplate(); t != "" {
+		a.note("the rules are the default of template %s", clean(t))
 	}
 	fmt.Fprintln(a.stdout, word[e.GetAllowed()])
 }

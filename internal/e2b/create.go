@@ -62,6 +62,18 @@ func (a *API) createV1(c call) error {
 	return a.create(c, req, timeoutV1)
 }
 
+// network is what a sandbox may reach: what the caller says, and where that is nothing what the template has by default,
+// else the internet.
+func (a *API) network(c call, req newSandbox, template string) (*sandbox.Network, error) {
+	if n := req.Network; req.AllowInternetAccess == nil && (n == nil || len(n.AllowOut)+len(n.DenyOut) == 0) {
+		n, err := a.cfg.Manager.TemplateNetwork(c.r.Context(), template)
+		if n != nil || err != nil {
+			return n, err
+		}
+	}
+	return req.Network.wayOut(req.AllowInternetAccess), nil
+}
+
 func (a *API) create(c call, req newSandbox, timeout int64) error {
 	if req.Timeout != nil {
 		timeout = *req.Timeout
@@ -91,7 +103,9 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	}
 	var network *sandbox.Network
 	if a.cfg.Manager.HasNetworks() {
-		network = req.Network.wayOut(req.AllowInternetAccess)
+		if network, err = a.network(c, req, t.name); err != nil {
+			return err
+		}
 	} else if err := a.withoutNetwork(req.Network); err != nil {
 		return err
 	}

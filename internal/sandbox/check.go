@@ -27,6 +27,7 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	d := m.cfg.Defaults
 	s.Name = or(s.Name, o.ID)
 	s.Template = or(s.Template, d.Template)
+	asked, forked := s.Template, s.from != nil
 	from, err := m.startingCommit(ctx, p, &s)
 	if err != nil {
 		return s, err
@@ -57,7 +58,7 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	if s.Workspaces, err = m.checkWorkspaces(s.Workspaces); err != nil {
 		return s, err
 	}
-	if err := m.checkNetwork(p, s.Network); err != nil {
+	if s.Network, err = m.networkFor(ctx, p, s, asked, forked); err != nil {
 		return s, err
 	}
 	return s, m.checkRights(p, s)

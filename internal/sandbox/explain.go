@@ -30,21 +30,21 @@ const (
 )
 
 // ExplainNetwork says what the rules of a sandbox answer to a URL, or HOST[:PORT], and why. It looks a name up
-// where the rules allow that, and judges each of its addresses, as the gateway does.
-func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, method string) ([]NetworkAnswer, error) {
+// where the rules allow that, and judges each of its addresses, as the gateway does. It returns the network, too.
+func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, method string) ([]NetworkAnswer, Network, error) {
 	_, s, err := m.networked(ctx, p, ref)
 	if err != nil {
-		return nil, err
+		return nil, Network{}, err
 	}
 	list, err := m.expand(s.Spec.Network)
 	if err != nil {
-		return nil, err
+		return nil, Network{}, err
 	}
 	q, err := parseTarget(target, method)
 	if err != nil {
-		return nil, err
+		return nil, Network{}, err
 	}
-	return m.explain(ctx, rules.NewSet(list), q), nil
+	return m.explain(ctx, rules.NewSet(list), q), *s.Spec.Network, nil
 }
 
 func (m *Manager) explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer {

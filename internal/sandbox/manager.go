@@ -34,8 +34,10 @@ type Manager struct {
 	wg     sync.WaitGroup
 
 	templates templateCache
-	once      onceGroup
-	purge     clock.Timer // set by Recover, and by its own callback
+	// templateNetworks are the defaults of templates.
+	templateNetworks templateNetworks
+	once             onceGroup
+	purge            clock.Timer // set by Recover, and by its own callback
 
 	// keep is held for reading by what makes a layer until its commit is recorded, and for writing while
 	// layers that no commit names are removed.

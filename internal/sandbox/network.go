@@ -39,6 +39,9 @@ type Network struct {
 	// Rules are judged in order; the first that matches decides, and none denies.
 	Rules  []NetworkRule
 	Limits NetworkLimits
+	// Template is what it is the default of, where the create named no network. It makes the rules an administrator's
+	// word, so nothing that a caller says may set it.
+	Template string `json:",omitempty"`
 }
 
 // Gateway is what the Manager needs of package egress/control; *control.Gateway implements it.
@@ -232,7 +235,7 @@ func (m *Manager) setNetwork(ctx context.Context, p Principal, b *box, n *Networ
 	}
 	if now.Spec.Network == nil {
 		return errs.New(errs.FailedPrecondition, "sandbox %s was created without network, and can't get one any more", b.id).
-			WithHint("create it with --net closed, or with --allow rules, to change them later")
+			WithHint("commit it and start from the commit: casemate create --template COMMIT --allow HOST; with --net closed, rules can be given later")
 	}
 	if err := m.checkNetwork(p, n); err != nil {
 		return err

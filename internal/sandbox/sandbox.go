@@ -85,8 +85,10 @@ type Spec struct {
 	// Idle ends it after that long without activity (see docs/architecture.md); 0: no idle limit.
 	Idle       time.Duration
 	Workspaces []Workspace
-	// Network is the way out; nil: none.
-	Network *Network `json:",omitempty"`
+	// Network is the way out. In a create, nil is the template's default, and where that has none, none; NoNetwork is
+	// none even so. In a sandbox, nil is none.
+	Network   *Network `json:",omitempty"`
+	NoNetwork bool     `json:",omitempty"`
 	// AllowMissing names isolation layers that may be absent.
 	AllowMissing []string
 	// RestPaused makes the lifetime rest while the sandbox is paused, and begin anew when it is resumed.

@@ -295,3 +295,33 @@ func TestGatewayPosture(t *testing.T) {
 		}
 	}
 }
+
+// A sandbox whose create says nothing of a network gets its template's, and whoever looks is told.
+func TestTemplateDefault(t *testing.T) {
+	p := newPlace(t)
+	p.web("allowed.test")
+	rules := &client.NetworkRules{Rules: []string{"allow allowed.test"}}
+	if _, err := p.Network.SetTemplate(t.Context(), "host", rules); err != nil {
+		t.Fatal(err)
+	}
+	s := p.create()
+	p.expect(s, `curl -sS http://allowed.test/`, "hello from allowed.test")
+	e, err := p.Network.Explain(t.Context(), s.GetId(), "http://allowed.test/", "")
+	if err != nil || !e.GetAllowed() || e.GetTemplate() != "host" {
+		t.Errorf("explained: %v %v", e, err)
+	}
+	if got, err := p.Sandboxes.Get(t.Context(), s.GetId()); err != nil || got.GetNetwork().GetTemplate() != "host" {
+		t.Errorf("inspected: %v %v", got.GetNetwork(), err)
+	}
+	none, err := p.Sandboxes.Create(t.Context(), &client.CreateRequest{NoNetwork: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.expect(none, `grep -c : /proc/net/dev`, "1")
+	// Other rules, live, are the sandbox's own.
+	st, err := p.Network.Set(t.Context(), s.GetId(), &client.NetworkRules{})
+	if err != nil || st.GetNetwork().GetTemplate() != "" {
+		t.Errorf("its own: %v %v", st, err)
+	}
+	p.expect(s, `curl -sS http://allowed.test/ 2>/dev/null; echo $?`, "6")
+}

@@ -29,8 +29,10 @@ type Network struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Each "allow RULE" or "deny RULE", judged in order: the first that matches decides, and none denies. A
 	// rule is [METHOD ][SCHEME://]HOST[:PORT][/PATH], or @NAME for a named set; see docs/network.md.
-	Rules         []string       `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
-	Limits        *NetworkLimits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
+	Rules  []string       `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	Limits *NetworkLimits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
+	// In answers: the template whose default it is; empty where the create named a network.
+	Template      string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -79,6 +81,164 @@ func (x *Network) GetLimits() *NetworkLimits {
 	return nil
 }
 
+func (x *Network) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+// TemplateNetwork is what sandboxes of a template may reach by default.
+type TemplateNetwork struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Template string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	// Unset: they have no network.
+	Network       *Network `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateNetwork) Reset() {
+	*x = TemplateNetwork{}
+	mi := &file_casemate_v1_network_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateNetwork) ProtoMessage() {}
+
+func (x *TemplateNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_network_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateNetwork.ProtoReflect.Descriptor instead.
+func (*TemplateNetwork) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *TemplateNetwork) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *TemplateNetwork) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+type GetTemplateNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Template      string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTemplateNetworkRequest) Reset() {
+	*x = GetTemplateNetworkRequest{}
+	mi := &file_casemate_v1_network_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTemplateNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTemplateNetworkRequest) ProtoMessage() {}
+
+func (x *GetTemplateNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_network_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTemplateNetworkRequest.ProtoReflect.Descriptor instead.
+func (*GetTemplateNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GetTemplateNetworkRequest) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+type SetTemplateNetworkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A template, or a commit or its tag.
+	Template      string   `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	Network       *Network `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTemplateNetworkRequest) Reset() {
+	*x = SetTemplateNetworkRequest{}
+	mi := &file_casemate_v1_network_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTemplateNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTemplateNetworkRequest) ProtoMessage() {}
+
+func (x *SetTemplateNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_network_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTemplateNetworkRequest.ProtoReflect.Descriptor instead.
+func (*SetTemplateNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SetTemplateNetworkRequest) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *SetTemplateNetworkRequest) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
 // NetworkLimits bound what a sandbox may have open and move. A zero field takes the server's default.
 type NetworkLimits struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -97,7 +257,7 @@ type NetworkLimits struct {
 
 func (x *NetworkLimits) Reset() {
 	*x = NetworkLimits{}
-	mi := &file_casemate_v1_network_proto_msgTypes[1]
+	mi := &file_casemate_v1_network_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -109,7 +269,7 @@ func (x *NetworkLimits) String() string {
 func (*NetworkLimits) ProtoMessage() {}
 
 func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[1]
+	mi := &file_casemate_v1_network_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -122,7 +282,7 @@ func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkLimits.ProtoReflect.Descriptor instead.
 func (*NetworkLimits) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{1}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *NetworkLimits) GetConnections() int32 {
@@ -176,7 +336,7 @@ type NetworkStatus struct {
 
 func (x *NetworkStatus) Reset() {
 	*x = NetworkStatus{}
-	mi := &file_casemate_v1_network_proto_msgTypes[2]
+	mi := &file_casemate_v1_network_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -188,7 +348,7 @@ func (x *NetworkStatus) String() string {
 func (*NetworkStatus) ProtoMessage() {}
 
 func (x *NetworkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[2]
+	mi := &file_casemate_v1_network_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -201,7 +361,7 @@ func (x *NetworkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStatus.ProtoReflect.Descriptor instead.
 func (*NetworkStatus) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{2}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *NetworkStatus) GetNetwork() *Network {
@@ -258,7 +418,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_casemate_v1_network_proto_msgTypes[3]
+	mi := &file_casemate_v1_network_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -270,7 +430,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[3]
+	mi := &file_casemate_v1_network_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -283,7 +443,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{3}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Refusal) GetTime() *timestamppb.Timestamp {
@@ -344,7 +504,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_casemate_v1_network_proto_msgTypes[4]
+	mi := &file_casemate_v1_network_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +516,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[4]
+	mi := &file_casemate_v1_network_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +529,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{4}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetNetworkRequest) GetSandbox() string {
@@ -389,7 +549,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_casemate_v1_network_proto_msgTypes[5]
+	mi := &file_casemate_v1_network_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -401,7 +561,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[5]
+	mi := &file_casemate_v1_network_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -414,7 +574,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{5}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SetNetworkRequest) GetSandbox() string {
@@ -444,7 +604,7 @@ type ExplainNetworkRequest struct {
 
 func (x *ExplainNetworkRequest) Reset() {
 	*x = ExplainNetworkRequest{}
-	mi := &file_casemate_v1_network_proto_msgTypes[6]
+	mi := &file_casemate_v1_network_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +616,7 @@ func (x *ExplainNetworkRequest) String() string {
 func (*ExplainNetworkRequest) ProtoMessage() {}
 
 func (x *ExplainNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[6]
+	mi := &file_casemate_v1_network_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +629,7 @@ func (x *ExplainNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainNetworkRequest.ProtoReflect.Descriptor instead.
 func (*ExplainNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{6}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExplainNetworkRequest) GetSandbox() string {
@@ -496,15 +656,17 @@ func (x *ExplainNetworkRequest) GetMethod() string {
 type ExplainNetworkResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether it would be allowed, by all of the answers.
-	Allowed       bool             `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`
-	Answers       []*NetworkAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
+	Allowed bool             `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Answers []*NetworkAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
+	// The template whose default the rules are; empty where the create named a network.
+	Template      string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainNetworkResponse) Reset() {
 	*x = ExplainNetworkResponse{}
-	mi := &file_casemate_v1_network_proto_msgTypes[7]
+	mi := &file_casemate_v1_network_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +678,7 @@ func (x *ExplainNetworkResponse) String() string {
 func (*ExplainNetworkResponse) ProtoMessage() {}
 
 func (x *ExplainNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[7]
+	mi := &file_casemate_v1_network_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +691,7 @@ func (x *ExplainNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainNetworkResponse.ProtoReflect.Descriptor instead.
 func (*ExplainNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{7}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainNetworkResponse) GetAllowed() bool {
@@ -544,6 +706,13 @@ func (x *ExplainNetworkResponse) GetAnswers() []*NetworkAnswer {
 		return x.Answers
 	}
 	return nil
+}
+
+func (x *ExplainNetworkResponse) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
 }
 
 // NetworkAnswer is what the rules say about one thing that is asked on the way.
@@ -564,7 +733,7 @@ type NetworkAnswer struct {
 
 func (x *NetworkAnswer) Reset() {
 	*x = NetworkAnswer{}
-	mi := &file_casemate_v1_network_proto_msgTypes[8]
+	mi := &file_casemate_v1_network_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +745,7 @@ func (x *NetworkAnswer) String() string {
 func (*NetworkAnswer) ProtoMessage() {}
 
 func (x *NetworkAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[8]
+	mi := &file_casemate_v1_network_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +758,7 @@ func (x *NetworkAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAnswer.ProtoReflect.Descriptor instead.
 func (*NetworkAnswer) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{8}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NetworkAnswer) GetAbout() string {
@@ -645,10 +814,19 @@ var File_casemate_v1_network_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_network_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/network.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"S\n" +
+	"\x19casemate/v1/network.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n" +
 	"\aNetwork\x12\x14\n" +
 	"\x05rules\x18\x01 \x03(\tR\x05rules\x122\n" +
-	"\x06limits\x18\x02 \x01(\v2\x1a.casemate.v1.NetworkLimitsR\x06limits\"\xa4\x01\n" +
+	"\x06limits\x18\x02 \x01(\v2\x1a.casemate.v1.NetworkLimitsR\x06limits\x12\x1a\n" +
+	"\btemplate\x18\x03 \x01(\tR\btemplate\"]\n" +
+	"\x0fTemplateNetwork\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12.\n" +
+	"\anetwork\x18\x02 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\"7\n" +
+	"\x19GetTemplateNetworkRequest\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\"g\n" +
+	"\x19SetTemplateNetworkRequest\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12.\n" +
+	"\anetwork\x18\x02 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\"\xa4\x01\n" +
 	"\rNetworkLimits\x12 \n" +
 	"\vconnections\x18\x01 \x01(\x05R\vconnections\x12\x18\n" +
 	"\apending\x18\x02 \x01(\x05R\apending\x12\x14\n" +
@@ -677,10 +855,11 @@ const file_casemate_v1_network_proto_rawDesc = "" +
 	"\x15ExplainNetworkRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x16\n" +
-	"\x06method\x18\x03 \x01(\tR\x06method\"h\n" +
+	"\x06method\x18\x03 \x01(\tR\x06method\"\x84\x01\n" +
 	"\x16ExplainNetworkResponse\x12\x18\n" +
 	"\aallowed\x18\x01 \x01(\bR\aallowed\x124\n" +
-	"\aanswers\x18\x02 \x03(\v2\x1a.casemate.v1.NetworkAnswerR\aanswers\"\xb1\x01\n" +
+	"\aanswers\x18\x02 \x03(\v2\x1a.casemate.v1.NetworkAnswerR\aanswers\x12\x1a\n" +
+	"\btemplate\x18\x03 \x01(\tR\btemplate\"\xb1\x01\n" +
 	"\rNetworkAnswer\x12\x14\n" +
 	"\x05about\x18\x01 \x01(\tR\x05about\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x1c\n" +
@@ -688,12 +867,14 @@ const file_casemate_v1_network_proto_rawDesc = "" +
 	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
 	"\x04rule\x18\x05 \x01(\tR\x04rule\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x12\n" +
-	"\x04hint\x18\a \x01(\tR\x04hint2\x92\x03\n" +
+	"\x04hint\x18\a \x01(\tR\x04hint2\xab\x05\n" +
 	"\x0eNetworkService\x12u\n" +
 	"\n" +
 	"GetNetwork\x12\x1e.casemate.v1.GetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\"+\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sandboxes/{sandbox}/network\x12x\n" +
 	"\n" +
-	"SetNetwork\x12\x1e.casemate.v1.SetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\".\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02$:\x01*\x1a\x1f/v1/sandboxes/{sandbox}/network\x12\x8e\x01\n" +
+	"SetNetwork\x12\x1e.casemate.v1.SetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\".\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02$:\x01*\x1a\x1f/v1/sandboxes/{sandbox}/network\x12\x88\x01\n" +
+	"\x12GetTemplateNetwork\x12&.casemate.v1.GetTemplateNetworkRequest\x1a\x1c.casemate.v1.TemplateNetwork\",\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\"\x12 /v1/templates/{template}/network\x12\x8b\x01\n" +
+	"\x12SetTemplateNetwork\x12&.casemate.v1.SetTemplateNetworkRequest\x1a\x1c.casemate.v1.TemplateNetwork\"/\xb8\xd7\x18\a\x82\xd3\xe4\x93\x02%:\x01*\x1a /v1/templates/{template}/network\x12\x8e\x01\n" +
 	"\x0eExplainNetwork\x12\".casemate.v1.ExplainNetworkRequest\x1a#.casemate.v1.ExplainNetworkResponse\"3\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02)\x12'/v1/sandboxes/{sandbox}/network/explainB+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
@@ -708,38 +889,47 @@ func file_casemate_v1_network_proto_rawDescGZIP() []byte {
 	return file_casemate_v1_network_proto_rawDescData
 }
 
-var file_casemate_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_casemate_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_casemate_v1_network_proto_goTypes = []any{
-	(*Network)(nil),                // 0: casemate.v1.Network
-	(*NetworkLimits)(nil),          // 1: casemate.v1.NetworkLimits
-	(*NetworkStatus)(nil),          // 2: casemate.v1.NetworkStatus
-	(*Refusal)(nil),                // 3: casemate.v1.Refusal
-	(*GetNetworkRequest)(nil),      // 4: casemate.v1.GetNetworkRequest
-	(*SetNetworkRequest)(nil),      // 5: casemate.v1.SetNetworkRequest
-	(*ExplainNetworkRequest)(nil),  // 6: casemate.v1.ExplainNetworkRequest
-	(*ExplainNetworkResponse)(nil), // 7: casemate.v1.ExplainNetworkResponse
-	(*NetworkAnswer)(nil),          // 8: casemate.v1.NetworkAnswer
-	(*durationpb.Duration)(nil),    // 9: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 10: google.protobuf.Timestamp
+	(*Network)(nil),                   // 0: casemate.v1.Network
+	(*TemplateNetwork)(nil),           // 1: casemate.v1.TemplateNetwork
+	(*GetTemplateNetworkRequest)(nil), // 2: casemate.v1.GetTemplateNetworkRequest
+	(*SetTemplateNetworkRequest)(nil), // 3: casemate.v1.SetTemplateNetworkRequest
+	(*NetworkLimits)(nil),             // 4: casemate.v1.NetworkLimits
+	(*NetworkStatus)(nil),             // 5: casemate.v1.NetworkStatus
+	(*Refusal)(nil),                   // 6: casemate.v1.Refusal
+	(*GetNetworkRequest)(nil),         // 7: casemate.v1.GetNetworkRequest
+	(*SetNetworkRequest)(nil),         // 8: casemate.v1.SetNetworkRequest
+	(*ExplainNetworkRequest)(nil),     // 9: casemate.v1.ExplainNetworkRequest
+	(*ExplainNetworkResponse)(nil),    // 10: casemate.v1.ExplainNetworkResponse
+	(*NetworkAnswer)(nil),             // 11: casemate.v1.NetworkAnswer
+	(*durationpb.Duration)(nil),       // 12: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 13: google.protobuf.Timestamp
 }
 var file_casemate_v1_network_proto_depIdxs = []int32{
-	1,  // 0: casemate.v1.Network.limits:type_name -> casemate.v1.NetworkLimits
-	9,  // 1: casemate.v1.NetworkLimits.idle:type_name -> google.protobuf.Duration
-	0,  // 2: casemate.v1.NetworkStatus.network:type_name -> casemate.v1.Network
-	10, // 3: casemate.v1.Refusal.time:type_name -> google.protobuf.Timestamp
-	0,  // 4: casemate.v1.SetNetworkRequest.network:type_name -> casemate.v1.Network
-	8,  // 5: casemate.v1.ExplainNetworkResponse.answers:type_name -> casemate.v1.NetworkAnswer
-	4,  // 6: casemate.v1.NetworkService.GetNetwork:input_type -> casemate.v1.GetNetworkRequest
-	5,  // 7: casemate.v1.NetworkService.SetNetwork:input_type -> casemate.v1.SetNetworkRequest
-	6,  // 8: casemate.v1.NetworkService.ExplainNetwork:input_type -> casemate.v1.ExplainNetworkRequest
-	2,  // 9: casemate.v1.NetworkService.GetNetwork:output_type -> casemate.v1.NetworkStatus
-	2,  // 10: casemate.v1.NetworkService.SetNetwork:output_type -> casemate.v1.NetworkStatus
-	7,  // 11: casemate.v1.NetworkService.ExplainNetwork:output_type -> casemate.v1.ExplainNetworkResponse
-	9,  // [9:12] is the sub-list for method output_type
-	6,  // [6:9] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	4,  // 0: casemate.v1.Network.limits:type_name -> casemate.v1.NetworkLimits
+	0,  // 1: casemate.v1.TemplateNetwork.network:type_name -> casemate.v1.Network
+	0,  // 2: casemate.v1.SetTemplateNetworkRequest.network:type_name -> casemate.v1.Network
+	12, // 3: casemate.v1.NetworkLimits.idle:type_name -> google.protobuf.Duration
+	0,  // 4: casemate.v1.NetworkStatus.network:type_name -> casemate.v1.Network
+	13, // 5: casemate.v1.Refusal.time:type_name -> google.protobuf.Timestamp
+	0,  // 6: casemate.v1.SetNetworkRequest.network:type_name -> casemate.v1.Network
+	11, // 7: casemate.v1.ExplainNetworkResponse.answers:type_name -> casemate.v1.NetworkAnswer
+	7,  // 8: casemate.v1.NetworkService.GetNetwork:input_type -> casemate.v1.GetNetworkRequest
+	8,  // 9: casemate.v1.NetworkService.SetNetwork:input_type -> casemate.v1.SetNetworkRequest
+	2,  // 10: casemate.v1.NetworkService.GetTemplateNetwork:input_type -> casemate.v1.GetTemplateNetworkRequest
+	3,  // 11: casemate.v1.NetworkService.SetTemplateNetwork:input_type -> casemate.v1.SetTemplateNetworkRequest
+	9,  // 12: casemate.v1.NetworkService.ExplainNetwork:input_type -> casemate.v1.ExplainNetworkRequest
+	5,  // 13: casemate.v1.NetworkService.GetNetwork:output_type -> casemate.v1.NetworkStatus
+	5,  // 14: casemate.v1.NetworkService.SetNetwork:output_type -> casemate.v1.NetworkStatus
+	1,  // 15: casemate.v1.NetworkService.GetTemplateNetwork:output_type -> casemate.v1.TemplateNetwork
+	1,  // 16: casemate.v1.NetworkService.SetTemplateNetwork:output_type -> casemate.v1.TemplateNetwork
+	10, // 17: casemate.v1.NetworkService.ExplainNetwork:output_type -> casemate.v1.ExplainNetworkResponse
+	13, // [13:18] is the sub-list for method output_type
+	8,  // [8:13] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_casemate_v1_network_proto_init() }
@@ -754,7 +944,7 @@ func file_casemate_v1_network_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_casemate_v1_network_proto_rawDesc), len(file_casemate_v1_network_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

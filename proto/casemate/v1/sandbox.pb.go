@@ -593,8 +593,10 @@ type CreateSandboxRequest struct {
 	Workspaces []*Workspace         `protobuf:"bytes,12,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
 	// Isolation layers that may be absent; anything else that is missing stops the start.
 	AllowMissing []string `protobuf:"bytes,13,rep,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
-	// Unset: no network, and no way to get one.
-	Network       *Network `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"`
+	// Unset: what the template has by default, else no network, and no way to get one.
+	Network *Network `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"`
+	// No network, whatever the template has by default.
+	NoNetwork     bool `protobuf:"varint,21,opt,name=no_network,json=noNetwork,proto3" json:"no_network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -725,6 +727,13 @@ func (x *CreateSandboxRequest) GetNetwork() *Network {
 		return x.Network
 	}
 	return nil
+}
+
+func (x *CreateSandboxRequest) GetNoNetwork() bool {
+	if x != nil {
+		return x.NoNetwork
+	}
+	return false
 }
 
 type GetSandboxRequest struct {
@@ -1551,7 +1560,7 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\amissing\x18\x0f \x03(\tR\amissing\";\n" +
 	"\tWorkspace\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xbc\x05\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xdb\x05\n" +
 	"\x14CreateSandboxRequest\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x18\n" +
@@ -1569,7 +1578,9 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"workspaces\x18\f \x03(\v2\x16.casemate.v1.WorkspaceR\n" +
 	"workspaces\x12#\n" +
 	"\rallow_missing\x18\r \x03(\tR\fallowMissing\x12.\n" +
-	"\anetwork\x18\x14 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x1a9\n" +
+	"\anetwork\x18\x14 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x1d\n" +
+	"\n" +
+	"no_network\x18\x15 \x01(\bR\tnoNetwork\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +

@@ -39,6 +39,12 @@ const (
 	// NetworkServiceSetNetworkProcedure is the fully-qualified name of the NetworkService's SetNetwork
 	// RPC.
 	NetworkServiceSetNetworkProcedure = "/casemate.v1.NetworkService/SetNetwork"
+	// NetworkServiceGetTemplateNetworkProcedure is the fully-qualified name of the NetworkService's
+	// GetTemplateNetwork RPC.
+	NetworkServiceGetTemplateNetworkProcedure = "/casemate.v1.NetworkService/GetTemplateNetwork"
+	// NetworkServiceSetTemplateNetworkProcedure is the fully-qualified name of the NetworkService's
+	// SetTemplateNetwork RPC.
+	NetworkServiceSetTemplateNetworkProcedure = "/casemate.v1.NetworkService/SetTemplateNetwork"
 	// NetworkServiceExplainNetworkProcedure is the fully-qualified name of the NetworkService's
 	// ExplainNetwork RPC.
 	NetworkServiceExplainNetworkProcedure = "/casemate.v1.NetworkService/ExplainNetwork"
@@ -51,6 +57,10 @@ type NetworkServiceClient interface {
 	// SetNetwork replaces a sandbox's rules and limits. Open connections that they no longer allow are cut
 	// before it returns.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.NetworkStatus, error)
+	// GetTemplateNetwork shows what sandboxes of a template may reach where their create says nothing of it.
+	GetTemplateNetwork(context.Context, *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
+	// SetTemplateNetwork changes that for sandboxes to come; without a network it takes the default away.
+	SetTemplateNetwork(context.Context, *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
 	// ExplainNetwork says what the rules answer to a URL, and why.
 	ExplainNetwork(context.Context, *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error)
 }
@@ -78,6 +88,18 @@ func NewNetworkServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(networkServiceMethods.ByName("SetNetwork")),
 			connect.WithClientOptions(opts...),
 		),
+		getTemplateNetwork: connect.NewClient[v1.GetTemplateNetworkRequest, v1.TemplateNetwork](
+			httpClient,
+			baseURL+NetworkServiceGetTemplateNetworkProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("GetTemplateNetwork")),
+			connect.WithClientOptions(opts...),
+		),
+		setTemplateNetwork: connect.NewClient[v1.SetTemplateNetworkRequest, v1.TemplateNetwork](
+			httpClient,
+			baseURL+NetworkServiceSetTemplateNetworkProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("SetTemplateNetwork")),
+			connect.WithClientOptions(opts...),
+		),
 		explainNetwork: connect.NewClient[v1.ExplainNetworkRequest, v1.ExplainNetworkResponse](
 			httpClient,
 			baseURL+NetworkServiceExplainNetworkProcedure,
@@ -89,9 +111,11 @@ func NewNetworkServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 
 // networkServiceClient implements NetworkServiceClient.
 type networkServiceClient struct {
-	getNetwork     *connect.Client[v1.GetNetworkRequest, v1.NetworkStatus]
-	setNetwork     *connect.Client[v1.SetNetworkRequest, v1.NetworkStatus]
-	explainNetwork *connect.Client[v1.ExplainNetworkRequest, v1.ExplainNetworkResponse]
+	getNetwork         *connect.Client[v1.GetNetworkRequest, v1.NetworkStatus]
+	setNetwork         *connect.Client[v1.SetNetworkRequest, v1.NetworkStatus]
+	getTemplateNetwork *connect.Client[v1.GetTemplateNetworkRequest, v1.TemplateNetwork]
+	setTemplateNetwork *connect.Client[v1.SetTemplateNetworkRequest, v1.TemplateNetwork]
+	explainNetwork     *connect.Client[v1.ExplainNetworkRequest, v1.ExplainNetworkResponse]
 }
 
 // GetNetwork calls casemate.v1.NetworkService.GetNetwork.
@@ -106,6 +130,24 @@ func (c *networkServiceClient) GetNetwork(ctx context.Context, req *v1.GetNetwor
 // SetNetwork calls casemate.v1.NetworkService.SetNetwork.
 func (c *networkServiceClient) SetNetwork(ctx context.Context, req *v1.SetNetworkRequest) (*v1.NetworkStatus, error) {
 	response, err := c.setNetwork.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// GetTemplateNetwork calls casemate.v1.NetworkService.GetTemplateNetwork.
+func (c *networkServiceClient) GetTemplateNetwork(ctx context.Context, req *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
+	response, err := c.getTemplateNetwork.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// SetTemplateNetwork calls casemate.v1.NetworkService.SetTemplateNetwork.
+func (c *networkServiceClient) SetTemplateNetwork(ctx context.Context, req *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
+	response, err := c.setTemplateNetwork.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -128,6 +170,10 @@ type NetworkServiceHandler interface {
 	// SetNetwork replaces a sandbox's rules and limits. Open connections that they no longer allow are cut
 	// before it returns.
 	SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.NetworkStatus, error)
+	// GetTemplateNetwork shows what sandboxes of a template may reach where their create says nothing of it.
+	GetTemplateNetwork(context.Context, *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
+	// SetTemplateNetwork changes that for sandboxes to come; without a network it takes the default away.
+	SetTemplateNetwork(context.Context, *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
 	// ExplainNetwork says what the rules answer to a URL, and why.
 	ExplainNetwork(context.Context, *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error)
 }
@@ -151,6 +197,18 @@ func NewNetworkServiceHandler(svc NetworkServiceHandler, opts ...connect.Handler
 		connect.WithSchema(networkServiceMethods.ByName("SetNetwork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	networkServiceGetTemplateNetworkHandler := connect.NewUnaryHandlerSimple(
+		NetworkServiceGetTemplateNetworkProcedure,
+		svc.GetTemplateNetwork,
+		connect.WithSchema(networkServiceMethods.ByName("GetTemplateNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
+	networkServiceSetTemplateNetworkHandler := connect.NewUnaryHandlerSimple(
+		NetworkServiceSetTemplateNetworkProcedure,
+		svc.SetTemplateNetwork,
+		connect.WithSchema(networkServiceMethods.ByName("SetTemplateNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	networkServiceExplainNetworkHandler := connect.NewUnaryHandlerSimple(
 		NetworkServiceExplainNetworkProcedure,
 		svc.ExplainNetwork,
@@ -163,6 +221,10 @@ func NewNetworkServiceHandler(svc NetworkServiceHandler, opts ...connect.Handler
 			networkServiceGetNetworkHandler.ServeHTTP(w, r)
 		case NetworkServiceSetNetworkProcedure:
 			networkServiceSetNetworkHandler.ServeHTTP(w, r)
+		case NetworkServiceGetTemplateNetworkProcedure:
+			networkServiceGetTemplateNetworkHandler.ServeHTTP(w, r)
+		case NetworkServiceSetTemplateNetworkProcedure:
+			networkServiceSetTemplateNetworkHandler.ServeHTTP(w, r)
 		case NetworkServiceExplainNetworkProcedure:
 			networkServiceExplainNetworkHandler.ServeHTTP(w, r)
 		default:
@@ -180,6 +242,14 @@ func (UnimplementedNetworkServiceHandler) GetNetwork(context.Context, *v1.GetNet
 
 func (UnimplementedNetworkServiceHandler) SetNetwork(context.Context, *v1.SetNetworkRequest) (*v1.NetworkStatus, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.NetworkService.SetNetwork is not implemented"))
+}
+
+func (UnimplementedNetworkServiceHandler) GetTemplateNetwork(context.Context, *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.NetworkService.GetTemplateNetwork is not implemented"))
+}
+
+func (UnimplementedNetworkServiceHandler) SetTemplateNetwork(context.Context, *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.NetworkService.SetTemplateNetwork is not implemented"))
 }
 
 func (UnimplementedNetworkServiceHandler) ExplainNetwork(context.Context, *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error) {

@@ -1,0 +1,145 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/store"
+)
+
+// settingTemplateNetworks is the setting that holds, as JSON, what SetTemplateNetwork was told.
+const settingTemplateNetworks = "network.templates"
+
+// templateNetworks are the networks that sandboxes get where their create says nothing of one, by what they start
+// from. An administrator gives them, so that they may open what only an administrator opens.
+type templateNetworks struct {
+	changing sync.Mutex // held from reading to writing
+
+	mu  sync.Mutex // guards the field below
+	all map[string]Network
+}
+
+// read returns all of them. The caller must not change the map.
+func (t *templateNetworks) read(ctx context.Context, db *store.DB) (map[string]Network, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.all != nil {
+		return t.all, nil
+	}
+	text, err := db.Setting(ctx, settingTemplateNetworks)
+	if err != nil {
+		return nil, fmt.Errorf("read networks of templates: %w", err)
+	}
+	all := map[string]Network{}
+	if text != "" {
+		if err := json.Unmarshal([]byte(text), &all); err != nil {
+			return nil, fmt.Errorf("decode networks of templates: %w", err)
+		}
+	}
+	t.all = all
+	return all, nil
+}
+
+// TemplateNetwork returns the network that sandboxes of a template get by default; nil: none.
+func (m *Manager) TemplateNetwork(ctx context.Context, template string) (*Network, error) {
+	all, err := m.templateNetworks.read(ctx, m.db)
+	if err != nil {
+		return nil, err
+	}
+	n, ok := all[template]
+	if !ok {
+		return nil, nil
+	}
+	n.Rules, n.Template = slices.Clone(n.Rules), template
+	return &n, nil
+}
+
+// templateNetworkFacts are the server's facts of template.network.
+type templateNetworkFacts struct {
+	Template string   `json:"template"`
+	Network  *Network `json:"network"` // nil: no longer
+}
+
+// SetTemplateNetwork gives sandboxes that start from a template, which may be a commit or its tag, a network by
+// default; nil takes it away. Sandboxes that are there keep theirs. Kinds: NotFound, PermissionDenied, and what a create
+// with this network would say.
+func (m *Manager) SetTemplateNetwork(ctx context.Context, p Principal, template string, n *Network) error {
+	if !p.admin() || p.Sandbox != "" {
+		return errs.New(errs.PermissionDenied, "only an administrator may say what a template's sandboxes reach")
+	}
+	if n != nil {
+		if err := m.checkNetwork(p, n); err != nil {
+			return err
+		}
+		if _, ok, err := m.namedCommit(ctx, p, template); err != nil {
+			return err
+		} else if _, terr := m.template(ctx, template); !ok && errs.Is(terr, errs.NotFound) {
+			return terr
+		}
+	}
+	t := &m.templateNetworks
+	t.changing.Lock()
+	defer t.changing.Unlock()
+	now, err := t.read(ctx, m.db)
+	if err != nil {
+		return err
+	}
+	next := maps.Clone(now)
+	delete(next, template)
+	if n != nil {
+		next[template] = Network{Rules: slices.Clone(n.Rules), Limits: n.Limits}
+	}
+	text, err := json.Marshal(next)
+	if err != nil {
+		return fmt.Errorf("encode networks of templates: %w", err)
+	}
+	e := event(journal.TemplateNetwork, p.ID, templateNetworkFacts{template, n})
+	e.Sandbox = journal.ServerStream
+	if _, err := m.journal.Record(ctx, e, store.PutSetting(settingTemplateNetworks, string(text))); err != nil {
+		return fmt.Errorf("store networks of templates: %w", err)
+	}
+	t.mu.Lock()
+	t.all = next
+	t.mu.Unlock()
+	return nil
+}
+
+// networkFor decides which network a create gets: the one it says, or the default of what it names, or of the template
+// below that. A fork has what its parent had, and a sandbox's child what it says itself.
+func (m *Manager) networkFor(ctx context.Context, p Principal, s Spec, asked string, forked bool) (*Network, error) {
+	switch {
+	case s.NoNetwork && s.Network != nil:
+		return nil, invalid("a network is given, and none is asked for")
+	case s.Network != nil && s.Network.Template != "" && p.Sandbox == "":
+		return s.Network, m.usable(s.Network) // an administrator gave it
+	case s.Network != nil:
+		return s.Network, m.checkNetwork(p, s.Network)
+	case s.NoNetwork, forked, p.Sandbox != "", m.cfg.Gateway == nil:
+		return nil, nil
+	}
+	for _, name := range []string{asked, s.Template} {
+		n, err := m.TemplateNetwork(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if n != nil {
+			return n, m.usable(n)
+		}
+	}
+	return nil, nil
+}
+
+// usable refuses a default whose rules are none any more, as when a named set has gone.
+func (m *Manager) usable(n *Network) error {
+	if _, err := m.expand(n); err != nil {
+		return errs.Wrap(err, errs.FailedPrecondition, "the default network of template %s can't be used", n.Template).
+			WithHint("an administrator sets another: casemate net template %s", n.Template)
+	}
+	return nil
+}
