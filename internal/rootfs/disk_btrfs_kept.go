@@ -44,7 +44,7 @@ func subvolumeID(path string) (uint64, error) {
 	return btrfs.ID(dir)
 }
 
-func (d *btrfsDisk) keep(_ context.Context, path, dst string) (int64, error) {
+func (d *btrfsDisk) keep(_ context.Context, path, dst string, fixed func()) (int64, error) {
 	id, err := subvolumeID(path)
 	if err != nil {
 		return 0, err
@@ -58,7 +58,10 @@ func (d *btrfsDisk) keep(_ context.Context, path, dst string) (int64, error) {
 	if err := d.pin(added); err != nil {
 		return 0, err
 	}
-	if err := copySubvolume(path, dst, btrfs.Snapshot); err != nil {
+	how := func(src, dir *os.File, name string) error {
+		return btrfs.SnapshotFixed(d.rootDir, src, dir, name, fixed)
+	}
+	if err := copySubvolume(path, dst, how); err != nil {
 		d.unpin(added)
 		return 0, err
 	}

@@ -37,7 +37,7 @@ func (copies) rouse(string) error { return nil }
 const copyReserve = 1 << 30
 
 // keep copies files, the directory that holds a layer's files.
-func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
+func (copies) keep(ctx context.Context, files, dst string, fixed func()) (int64, error) {
 	size, err := keptSize(ctx, files)
 	if err != nil {
 		return 0, err
@@ -51,7 +51,7 @@ func (copies) keep(ctx context.Context, files, dst string) (int64, error) {
 			WithHint("delete commits that are not needed, then: casemate gc")
 	}
 	tmp := dst + halfSuffix
-	if err := copyKept(ctx, files, tmp); err != nil {
+	if err := copyKept(ctx, files, tmp, fixed); err != nil {
 		return 0, errors.Join(err, copies{}.dropKept(tmp))
 	}
 	return size, renameSynced(tmp, dst)
@@ -84,9 +84,11 @@ func renameSynced(from, to string) error {
 
 func (copies) begin(dst string) error { return os.Mkdir(dst, 0o700) }
 
-func (copies) grow(ctx context.Context, path, dst string) error { return copyKept(ctx, path, dst) }
+func (copies) grow(ctx context.Context, path, dst string) error {
+	return copyKept(ctx, path, dst, func() {})
+}
 
-func copyKept(ctx context.Context, from, dst string) error {
+func copyKept(ctx context.Context, from, dst string, copied func()) error {
 	if err := os.Mkdir(dst, 0o700); err != nil {
 		return err
 	}
@@ -103,6 +105,7 @@ func copyKept(ctx context.Context, from, dst string) error {
 	if err := fd.CopyTree(ctx, src, to); err != nil {
 		return err
 	}
+	copied()
 	return fd.SyncFS(to)
 }
 

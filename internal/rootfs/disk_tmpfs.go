@@ -117,11 +117,11 @@ func (d tmpfsDisk) lend(path string) (func() error, error) {
 }
 
 // keep copies the files of a live layer, or of one that was grown, which has no file system of its own.
-func (d tmpfsDisk) keep(ctx context.Context, path, dst string) (int64, error) {
+func (d tmpfsDisk) keep(ctx context.Context, path, dst string, fixed func()) (int64, error) {
 	if filepath.Dir(path) == filepath.Join(d.dir, "live") {
 		path = d.files(path)
 	}
-	return d.copies.keep(ctx, path, dst)
+	return d.copies.keep(ctx, path, dst, fixed)
 }
 
 func (d tmpfsDisk) snapshot(path string) (string, func() error, error) {

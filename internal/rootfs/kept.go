@@ -189,16 +189,17 @@ func (s *Store) Commit(ctx context.Context, id string, p Plan, hold, release fun
 	return l, nil
 }
 
-// keepHeld keeps a layer while its sandbox is held.
+// keepHeld keeps a layer while its sandbox is held, which ends as soon as it is decided what the layer holds.
 func (s *Store) keepHeld(ctx context.Context, path, dst string, hold, release func() error) (int64, error) {
 	if err := hold(); err != nil {
 		return 0, err
 	}
-	bytes, err := s.disk.keep(ctx, path, dst)
+	let := sync.OnceValue(release)
+	bytes, err := s.disk.keep(ctx, path, dst, func() { _ = let() })
 	if notThere(err) {
 		err = errs.Wrap(err, errs.NotFound, "the sandbox has no files any more")
 	}
-	if rerr := release(); rerr != nil {
+	if rerr := let(); rerr != nil {
 		if err == nil {
 			s.warnIf("remove half a layer", s.disk.dropKept(dst))
 		}

@@ -3,6 +3,7 @@ package rootfs
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -264,6 +266,63 @@ func TestCommitKeepsTheTree(t *testing.T) {
 			t.Errorf("left of the commits: %v, %v", left, err)
 		}
 	})
+}
+
+// A sandbox that goes on while its commit is still being written finds its way into none of it.
+func TestCommitHoldsWhatWasThereWhenHeld(t *testing.T) {
+	every(t, func(t *testing.T, s *Store) {
+		id, p := plan(t, s, Request{})
+		var mu sync.Mutex // held while the sandbox is
+		count := 0
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		var failed error
+		go func() {
+			defer close(stopped)
+			for failed == nil {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				mu.Lock()
+				count++
+				text := fmt.Sprintf("%08d", count)
+				// In place, and a file that is new: data and names alike.
+				failed = errors.Join(overwrite(p.Upper+"/a", text), overwrite(p.Upper+"/b", text),
+					os.WriteFile(p.Upper+"/n"+text, nil, 0o644), ignoreMissing(os.Remove(p.Upper+"/n"+fmt.Sprintf("%08d", count-1))))
+				mu.Unlock()
+			}
+		}()
+		for range 20 {
+			var at string
+			l, err := s.Commit(t.Context(), id, p, func() error { mu.Lock(); at = fmt.Sprintf("%08d", count); return nil },
+				func() error { mu.Unlock(); return nil })
+			must(t, err)
+			dir := s.keptPath(l.ID) + "/upper/"
+			for _, name := range []string{"a", "b"} {
+				if b, err := os.ReadFile(dir + name); at != "00000000" && (err != nil || string(b) != at) {
+					t.Fatalf("%s is %q, %v; it was held at %s", name, b, err, at)
+				}
+			}
+			names, err := filepath.Glob(dir + "n*")
+			if at != "00000000" && (err != nil || len(names) != 1 || filepath.Base(names[0]) != "n"+at) {
+				t.Fatalf("names %v, %v; it was held at %s", names, err, at)
+			}
+		}
+		close(stop)
+		<-stopped
+		must(t, failed)
+	})
+}
+
+// overwrite writes a file in place.
+func overwrite(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte(text), 0)
+	return errors.Join(err, f.Close())
 }
 
 // What a kill leaves at each step of a commit and of a removal is the old state or the new one.

@@ -320,7 +320,7 @@ func (m *merger) write() (Layer, error) {
 	if err := s.noteKept(out); err != nil {
 		return Layer{}, err
 	}
-	if out.Bytes, err = s.disk.keep(m.ctx, work, s.keptPath(out.ID)); err != nil {
+	if out.Bytes, err = s.disk.keep(m.ctx, work, s.keptPath(out.ID), func() {}); err != nil {
 		s.dropNote(out.ID)
 		return Layer{}, err
 	}

@@ -40,10 +40,11 @@ func (r MergeRequest) of(base, ours, theirs Layer) MergeRequest {
 	return r
 }
 
-// A merge into what nobody changed since is theirs, bit for bit, and one of what nobody changed leaves ours as it
+// TestSoakRandomPrograms runs random programs of file operations, a few, or at night a thousand. What is recorded of
+// a program is what a full scan finds. A merge into what nobody changed since is theirs, bit for bit, and one of what nobody changed leaves ours as it
 // is; where both did the same, nothing conflicts. Whatever conflicts there are between two random programs, each
 // side's choice for all of them leaves the paths that conflicted as that side has them.
-func TestMergeOfRandomPrograms(t *testing.T) {
+func TestSoakRandomPrograms(t *testing.T) {
 	every(t, func(t *testing.T, s *Store) {
 		for seed := range uint64(programs()) {
 			mergeProgram(t, s, seed)

@@ -47,7 +47,7 @@ func (s *Store) merged(ctx context.Context, l Layer) (string, error) {
 	if err := s.noteKept(out); err != nil {
 		return "", err
 	}
-	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID)); err != nil {
+	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID), func() {}); err != nil {
 		s.dropNote(out.ID)
 		return "", err
 	}

@@ -84,10 +84,10 @@ type disk interface {
 	// flush writes out what a layer's files hold in memory, so that a keep soon after it is short; without
 	// all only where it is much.
 	flush(path string, all bool) error
-	// keep makes dst, in commits/, what the layer at path holds now, for good. Where the mechanism has no
-	// snapshots, nobody may write to the layer meanwhile. It returns how many bytes that takes.
+	// keep makes dst, in commits/, what the layer at path holds now, for good. Nobody may write to the layer until
+	// it calls fixed, or returns. It returns how many bytes that takes.
 	// ResourceExhausted: there is no room to keep it.
-	keep(ctx context.Context, path, dst string) (int64, error)
+	keep(ctx context.Context, path, dst string, fixed func()) (int64, error)
 	// begin makes dst, in snapshots/, an empty directory, to be filled and then kept.
 	begin(dst string) error
 	// grow makes dst, in snapshots/, a copy of what is kept at path, to be changed and then kept.

@@ -258,6 +258,51 @@ func TestCollectTakesOldCommits(t *testing.T) {
 	}
 }
 
+// Where two lines of history part that both go on, their common ancestor stays; once one is gone, it goes, and
+// what is known of the removed ones goes when nothing comes of them any more.
+func TestCollectKeepsWhereHistoryParts(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(admin, Spec{})
+	try := s.forked(sb.ID)
+	point := try.Spec.Commit
+	a := s.commit(sb.ID, CommitOptions{Tag: "a"})
+	s.commit(try.ID, CommitOptions{}) // goes, and its place in history stays
+	b := s.commit(try.ID, CommitOptions{Tag: "b"})
+	for _, id := range []string{sb.ID, try.ID} {
+		if _, err := s.Delete(t.Context(), admin, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	collect := func() (ids []string) {
+		t.Helper()
+		got, err := s.Collect(t.Context(), admin, CollectOptions{OlderThan: time.Nanosecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range got.Commits {
+			ids = append(ids, c.ID)
+		}
+		return ids
+	}
+	if got := collect(); len(got) != 1 || got[0] == point {
+		t.Fatalf("removed %v", got)
+	}
+	if got := s.merge(a.ID, MergeOptions{From: b.ID}); got.Outcome != MergeDone || got.Base != point {
+		t.Errorf("%+v", got)
+	}
+	if _, err := s.TagCommit(t.Context(), admin, b.ID, "b", true); err != nil {
+		t.Fatal(err)
+	}
+	if got := collect(); !slices.Contains(got, point) || !slices.Contains(got, b.ID) {
+		t.Errorf("removed %v, want %s and %s among them", got, point, b.ID)
+	}
+	collect()
+	h, err := s.Manager.history(t.Context())
+	if err != nil || len(h.commits) != 2 { // a, and that it comes from what was removed
+		t.Errorf("%v, %v", h.order, err)
+	}
+}
+
 func TestCompare(t *testing.T) {
 	s := newWorld(t).serve()
 	sb := s.create(alice, Spec{Name: "web"})

@@ -213,7 +213,8 @@ func (m *Manager) TagCommit(ctx context.Context, p Principal, ref, name string, 
 }
 
 // DeleteCommit removes a commit and its tags. Sandboxes that were started from it, and commits made after
-// it, keep what they need. Kinds: NotFound; FailedPrecondition where an agent's document names it.
+// it, keep what they need. Kinds: NotFound; FailedPrecondition where an agent's document names it, or a sandbox is on
+// its way to it.
 func (m *Manager) DeleteCommit(ctx context.Context, p Principal, ref string) (Commit, error) {
 	c, err := m.GetCommit(ctx, p, ref)
 	if err != nil {
@@ -227,19 +228,63 @@ func (m *Manager) DeleteCommit(ctx context.Context, p Principal, ref string) (Co
 		return Commit{}, errs.New(errs.FailedPrecondition, "commit %s is linked from document %s", c.ID, document).
 			WithHint("write the document anew without the link, or remove it (casemate state rm)")
 	}
-	if err := m.dropCommit(ctx, p.ID, c, true); err != nil {
+	dropped, err := m.dropCommit(ctx, p.ID, c, true, m.bound)
+	if err == nil && !dropped {
+		err = errs.New(errs.FailedPrecondition, "a sandbox is just being checked out to commit %s", c.ID).WithHint("try again")
+	}
+	if err != nil {
 		return Commit{}, err
 	}
 	_, err = m.collect(ctx, false)
 	return c, err
 }
 
-// dropCommit removes a commit; with old also one that a document once named.
-func (m *Manager) dropCommit(ctx context.Context, actor string, c Commit, old bool) error {
+// dropCommit removes a commit unless needed says that it is among those that must stay; with old also one that a
+// document once named.
+func (m *Manager) dropCommit(ctx context.Context, actor string, c Commit, old bool, needed func(b *box) [4]string) (bool, error) {
+	m.keep.Lock() // nobody comes to need it meanwhile
+	defer m.keep.Unlock()
+	for _, b := range m.boxes() {
+		b.mu.Lock()
+		ids := needed(b)
+		b.mu.Unlock()
+		if slices.Contains(ids[:], c.ID) {
+			return false, nil
+		}
+	}
 	e := event(journal.CommitDropped, actor, map[string]string{"commit": c.ID})
 	e.Sandbox = c.Sandbox
 	_, err := m.journal.Record(ctx, e, store.DropCommit(c.ID, old))
-	return err
+	return err == nil, err
+}
+
+// bound returns the commits that a sandbox is on its way to. Preconditions: the caller holds b.mu.
+func (m *Manager) bound(b *box) [4]string { return [4]string{b.bound, b.body.Checkout} }
+
+// standsOn returns those that it stands on, too.
+func (m *Manager) standsOn(b *box) [4]string {
+	return [4]string{b.bound, b.body.Checkout, b.sb.Head, b.sb.Spec.Commit}
+}
+
+// bind keeps a commit from being removed while b goes to it, until unbind.
+func (m *Manager) bind(ctx context.Context, b *box, commit string) error {
+	m.keep.RLock()
+	defer m.keep.RUnlock()
+	_, ok, err := m.db.GetCommit(ctx, commit)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return noCommit(commit)
+	}
+	b.bindTo(commit)
+	return nil
+}
+
+func (b *box) bindTo(commit string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bound = commit
 }
 
 // CollectOptions say which commits Collect removes.
@@ -263,8 +308,8 @@ type Collected struct {
 }
 
 // Collect removes commits that nobody needs, and the layers that no commit and no sandbox needs. What a
-// sandbox was started from, or was last committed to, is needed, and what an agent's documents name in any version
-// that is kept. It is for administrators.
+// sandbox was started from, or was last committed to, is needed, what an agent's documents name in any version
+// that is kept, and where lines of history part that both go on. It is for administrators.
 func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (Collected, error) {
 	if !p.admin() {
 		return Collected{}, errs.New(errs.PermissionDenied, "only an administrator may clean up the store").WithHint("use an admin key")
@@ -273,46 +318,85 @@ func (m *Manager) Collect(ctx context.Context, p Principal, o CollectOptions) (C
 		return Collected{}, invalid("older_than is %s", o.OlderThan).WithHint("use 0 or more")
 	}
 	var out Collected
-	rows, err := m.db.ListCommits(ctx, store.CommitQuery{})
+	going, forgotten, err := m.unneeded(ctx, o)
 	if err != nil {
 		return out, err
 	}
-	tags, err := m.tagsOf(ctx, "")
-	if err != nil {
-		return out, err
-	}
-	used, err := m.commitsInUse(ctx)
-	if err != nil {
-		return out, err
-	}
-	links, err := m.db.StateLinks(ctx)
-	if err != nil {
-		return out, err
-	}
-	going := map[string]bool{}
-	for _, r := range rows {
-		c, err := ofCommitRow(r)
-		if err != nil {
-			return out, err
-		}
-		age := m.clock.Now().Sub(c.CreatedAt)
-		old := o.OlderThan > 0 && age > o.OlderThan || c.Automatic && age > automaticFor
-		if _, linked := links[c.ID]; linked || used[c.ID] || len(tags[c.ID]) > 0 || !old {
-			continue
-		}
+	without := map[string]bool{}
+	for _, c := range going {
 		if !o.Dry {
-			if err := m.dropCommit(ctx, p.ID, c, false); err != nil {
+			if dropped, err := m.dropCommit(ctx, p.ID, c, false, m.standsOn); err != nil {
 				return out, err
+			} else if !dropped {
+				continue
 			}
 		}
-		going[c.ID] = true
+		without[c.ID] = true
 		out.Commits = append(out.Commits, c)
 	}
-	out.Layers, err = m.collectBut(ctx, o.Dry, going)
+	if !o.Dry && len(forgotten) > 0 {
+		if err := m.db.Write(store.ForgetCommits(forgotten)); err != nil {
+			return out, err
+		}
+	}
+	out.Layers, err = m.collectBut(ctx, o.Dry, without)
 	for _, f := range out.Layers {
 		out.Bytes += f.Bytes
 	}
 	return out, err
+}
+
+// unneeded returns the commits that Collect removes, the newest first, and the ids of removed ones whose place
+// in history nobody needs any more. A commit in which lines of history meet that both go on is needed: it is what
+// they would be merged by.
+func (m *Manager) unneeded(ctx context.Context, o CollectOptions) (going []Commit, forgotten []string, err error) {
+	rows, err := m.db.ListCommits(ctx, store.CommitQuery{})
+	if err != nil {
+		return nil, nil, err
+	}
+	byID := make(map[string]store.Commit, len(rows))
+	for _, r := range rows {
+		byID[r.ID] = r
+	}
+	h, err := m.history(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	tags, err := m.tagsOf(ctx, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	used, err := m.commitsInUse(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	links, err := m.db.StateLinks(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	lines := map[string]int{}    // that come from a commit and go on
+	for _, id := range h.order { // children before their parents
+		_, linked := links[id]
+		stays := used[id] || linked
+		if r, ok := byID[id]; ok {
+			c, err := ofCommitRow(r)
+			if err != nil {
+				return nil, nil, err
+			}
+			age := m.clock.Now().Sub(c.CreatedAt)
+			old := o.OlderThan > 0 && age > o.OlderThan || c.Automatic && age > automaticFor
+			if stays = stays || len(tags[id]) > 0 || !old || lines[id] > 1; !stays {
+				going = append(going, c)
+			}
+		} else if !stays && lines[id] == 0 {
+			forgotten = append(forgotten, id)
+		}
+		if stays || lines[id] > 0 {
+			lines[h.commits[id].Parent]++
+			lines[h.commits[id].Merged]++
+		}
+	}
+	return going, forgotten, nil
 }
 
 // commitsInUse returns the commits that sandboxes stand on, and those that builds of templates keep.
@@ -323,7 +407,9 @@ func (m *Manager) commitsInUse(ctx context.Context) (map[string]bool, error) {
 	}
 	for _, b := range m.boxes() {
 		b.mu.Lock()
-		used[b.sb.Spec.Commit], used[b.sb.Head], used[b.body.Checkout] = true, true, true
+		for _, id := range m.standsOn(b) {
+			used[id] = true
+		}
 		b.mu.Unlock()
 	}
 	return used, nil

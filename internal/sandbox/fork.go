@@ -178,6 +178,10 @@ func (m *Manager) Checkout(ctx context.Context, p Principal, ref, commit string,
 // caller holds the life token, and the commit fits.
 func (m *Manager) checkOut(ctx context.Context, actor string, b *box, commit string) (Sandbox, error) {
 	was := b.snapshot()
+	if err := m.bind(ctx, b, commit); err != nil {
+		return Sandbox{}, err
+	}
+	defer b.bindTo("")
 	if _, err := m.sleep(ctx, actor, b, commit, nil); err != nil {
 		return Sandbox{}, err
 	}

@@ -145,7 +145,9 @@ type box struct {
 	inst    *seat // nil while starting; empty while it is paused without memory
 	guest   guest // nil while starting
 	// leaving is set while the instance is taken down and the sandbox stays.
-	leaving  bool
+	leaving bool
+	// bound is the commit whose files it is to get, from before that is recorded; "": none.
+	bound    string
 	children map[string]*box
 	procs    map[string]*proc
 	recent   []string // ids of ended ones in procs, oldest first

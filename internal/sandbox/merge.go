@@ -277,6 +277,7 @@ func (g *merge) run(ctx context.Context) (MergeResult, error) {
 		return g.result, err
 	}
 	g.result.Saved = g.ours.commit
+	defer b.bindTo("")
 	c, merged, err := g.commit(ctx)
 	if err == nil && c.ID != "" { // else it changed meanwhile, and conflicts now
 		g.result.Sandbox, err = g.m.takeMerge(ctx, g.p.ID, b, c, len(merged.Changes) > 0)
@@ -384,6 +385,9 @@ func (g *merge) commit(ctx context.Context) (Commit, rootfs.Merged, error) {
 		Changed: len(merged.Changes), Resolved: len(merged.Resolved), Bytes: c.Bytes, Layer: c.layer,
 	})
 	e.Sandbox = c.Sandbox
+	if g.ours.box != nil {
+		g.ours.box.bindTo(c.ID) // before anybody finds it unused
+	}
 	if _, err := m.journal.Record(ctx, e, writes...); err != nil {
 		return Commit{}, merged, err
 	}

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,6 +61,70 @@ func DeleteSubvolume(dir *os.File, name string) error {
 // hold in memory, which is written out first.
 func Snapshot(src, dir *os.File, name string) error {
 	return snapshot(src, dir, name, subvolReadOnly)
+}
+
+// SnapshotFixed is Snapshot, but calls fixed as soon as it is decided what the snapshot holds: nothing that is
+// written to src after that is in it. Most of the time that a snapshot takes lies behind that moment, while the
+// file system brings its trees to the disk. fixed is called once, from this goroutine, unless the snapshot fails
+// before. root is the root directory of the file system's mount.
+func SnapshotFixed(root, src, dir *os.File, name string, fixed func()) error {
+	parent, err := ID(dir)
+	if err != nil {
+		return err
+	}
+	last, err := lastChild(root, parent)
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- Snapshot(src, dir, name) }()
+	look := time.NewTicker(fixedEvery)
+	defer look.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err == nil && fixed != nil {
+				fixed()
+			}
+			return err
+		case <-look.C:
+		}
+		if fixed == nil {
+			continue
+		}
+		// The reference to the snapshot comes into the tree of roots within the critical part of the file system's
+		// commit, right after the source's tree was copied (create_pending_snapshot in fs/btrfs/transaction.c).
+		if is, err := hasChild(root, parent, last, name); err == nil && is {
+			fixed()
+			fixed = nil
+		}
+	}
+}
+
+// fixedEvery is how often SnapshotFixed looks.
+const fixedEvery = 250 * time.Microsecond
+
+// lastChild returns the highest id of the subvolumes directly below subvolume id. Later ones have higher ids.
+func lastChild(root *os.File, id uint64) (uint64, error) {
+	children, err := Children(root, id)
+	if err != nil || len(children) == 0 {
+		return 0, err
+	}
+	return slices.Max(children), nil
+}
+
+// rootRefName is where the name begins in a btrfs_root_ref (linux/btrfs_tree.h).
+const rootRefName = 18
+
+// hasChild reports whether subvolume id has a child of that name, with an id above after.
+func hasChild(root *os.File, id, after uint64, name string) (bool, error) {
+	found := false
+	err := search(root, searchKey{
+		tree: rootTree, minObject: id, maxObject: id, minType: keyRootRef, maxType: keyRootRef, minOffset: after + 1, maxOffset: ^uint64(0),
+	}, func(_ itemHeader, data []byte) {
+		found = found || len(data) >= rootRefName && string(data[rootRefName:]) == name
+	})
+	return found, err
 }
 
 // Clone is Snapshot, but what it makes can be written to.

@@ -155,6 +155,43 @@ func TestSnapshotIsReadOnlyAndIndependent(t *testing.T) {
 	}
 }
 
+// What is written once SnapshotFixed says so is not in the snapshot, though that is not on the disk yet.
+func TestSnapshotFixed(t *testing.T) {
+	root := fresh(t)
+	a := create(t, root, "a")
+	for i := range 20 {
+		name, text := fmt.Sprintf("s%d", i), fmt.Sprintf("before %d", i)
+		if err := os.WriteFile(a.Name()+"/f", []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		err := SnapshotFixed(root, a, root, name, func() {
+			calls++
+			if err := os.WriteFile(a.Name()+"/f", []byte("after"), 0o644); err != nil {
+				t.Error(err)
+			}
+			if err := os.WriteFile(a.Name()+"/new", nil, 0o644); err != nil {
+				t.Error(err)
+			}
+		})
+		if err != nil || calls != 1 {
+			t.Fatalf("%v, %d calls", err, calls)
+		}
+		if b, err := os.ReadFile(root.Name() + "/" + name + "/f"); err != nil || string(b) != text {
+			t.Fatalf("snapshot %d holds %q %v, want %q", i, b, err, text)
+		}
+		if err := os.Remove(a.Name() + "/new"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(root.Name() + "/" + name + "/new"); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("snapshot %d has what came later: %v", i, err)
+		}
+	}
+	if err := SnapshotFixed(root, a, root, "s0", func() { t.Error("fixed though it fails") }); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("of a name that is there: %v", err)
+	}
+}
+
 func TestQuota(t *testing.T) {
 	root := fresh(t)
 	for range 2 {
