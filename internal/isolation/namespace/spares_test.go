@@ -132,7 +132,8 @@ func TestServerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestServerProcess$", "-test.v")
-	server.Env = append(os.Environ(), serverVariable+"="+string(config))
+	// Killed, it leaves its own temporary files behind: they go with ours.
+	server.Env = append(os.Environ(), serverVariable+"="+string(config), "TMPDIR="+t.TempDir())
 	// Its own mount namespace, as a server has, so that its layers go with it and the sandboxes.
 	server.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	out, err := server.StdoutPipe()
