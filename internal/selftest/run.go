@@ -29,8 +29,8 @@ func Cases() []Case {
 	return slices.Concat(identityCases(), fileCases(), callCases(), hardeningCases(), resourceCases(), networkCases())
 }
 
-// usable bounds how slow a neighbour's process may become while a case rages. It is far above what an
-// idle machine gives, and far below what a person would call broken.
+// usable bounds how slow a neighbour's process may become while a case rages, beside what the machine takes for
+// it before. It is far above what an idle one gives, and far below what a person would call broken.
 const usable = 3 * time.Second
 
 // Run attacks sandboxes of every profile and reports what came of it. An error means that the
@@ -217,22 +217,30 @@ func watchNeighbour(ctx context.Context, n Sandbox, on bool) func() (time.Durati
 		err     error
 	}
 	result := make(chan sum, 1)
+	echo := func() (Result, time.Duration, error) {
+		begun := time.Now()
+		r, err := n.Run(ctx, Command{Argv: []string{"/bin/echo", "well"}, Timeout: 20 * usable})
+		return r, time.Since(begun), err
+	}
+	limit := usable
+	for range 3 {
+		_, calm, _ := echo()
+		limit = max(limit, usable+20*calm)
+	}
 	go func() {
 		var s sum
 		tick := time.NewTicker(50 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			begun := time.Now()
-			r, err := n.Run(ctx, Command{Argv: []string{"/bin/echo", "well"}, Timeout: 4 * usable})
-			took := time.Since(begun)
+			r, took, err := echo()
 			s.slowest = max(s.slowest, took)
 			switch {
 			case err != nil:
 				s.err = err
 			case r.Output != "well\n":
 				s.err = fmt.Errorf("its process ended as %s and printed %s", r.End, excerpt(r.Output))
-			case took > usable:
-				s.err = fmt.Errorf("its process took %v", took.Round(time.Millisecond))
+			case took > limit:
+				s.err = fmt.Errorf("its process took %v, more than %v", took.Round(time.Millisecond), limit.Round(time.Millisecond))
 			}
 			select {
 			case <-stop:
@@ -252,7 +260,7 @@ func watchNeighbour(ctx context.Context, n Sandbox, on bool) func() (time.Durati
 // settled wants that the sandbox itself is usable again after a hostile case. What was killed may need
 // a moment to go.
 func settled(ctx context.Context, box Sandbox) error {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		r, err := box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", "echo usable"}, Timeout: usable})
 		if err == nil && r.Output == "usable\n" {
