@@ -263,22 +263,39 @@ func (s *Server) sawNetwork(list []egress.Event) error {
 	return s.manager.RecordNetwork(list)
 }
 
-// pushSecrets tells the gateway of every change, until ctx ends.
-func (s *Server) pushSecrets(ctx context.Context) {
+// The time after which the gateway is told again of changes that it could not be told of: until then it goes on with keys
+// that were taken back.
+const (
+	pushAgain = time.Second
+	pushMost  = 30 * time.Second
+)
+
+// pushSecrets tells the gateway of every change, until ctx ends. changed is closed with the first.
+func (s *Server) pushSecrets(ctx context.Context, changed <-chan struct{}) {
+	var again <-chan time.Time
+	wait := pushAgain
 	for {
-		changed := s.vault.Changed()
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-again:
 		}
+		// Before the push, so that what changes meanwhile is told next.
+		changed, again = s.vault.Changed(), nil
 		err := s.pushOnce(ctx)
 		if s.cfg.ProxySecret != "" {
 			err = errors.Join(err, s.gateway.RefreshShared(ctx))
 		}
-		if err != nil && ctx.Err() == nil {
-			s.log.Error("cannot tell the gateway of changed secrets; it has the old ones until the next change", "error", err)
+		if err == nil {
+			wait = pushAgain
+			continue
 		}
+		if ctx.Err() == nil {
+			s.log.Error("cannot tell the gateway of changed secrets; it has the old ones until it is told again", "error", err, "again_in", wait)
+		}
+		again = time.After(wait)
+		wait = min(2*wait, pushMost)
 	}
 }
 

@@ -124,11 +124,15 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("make manager: %w", err)
 	}
 	s.undo.Add(s.closeManager)
+	var changed <-chan struct{} // taken before sandboxes are told what there is
+	if s.gateway != nil {
+		changed = s.vault.Changed()
+	}
 	if s.recovered, err = s.manager.Recover(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	if s.gateway != nil {
-		s.background(ctx, s.pushSecrets)
+		s.background(ctx, func(ctx context.Context) { s.pushSecrets(ctx, changed) })
 		s.background(ctx, s.sweepSecrets)
 	}
 	documents := state.New(state.Config{DB: s.db, Journal: events, Sandboxes: s.manager, MaxBytes: cfg.StatePerKey, Log: s.log})

@@ -2,7 +2,9 @@ package keys
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -213,10 +215,10 @@ func otherSandboxes(t *testing.T, s *play, box string) {
 	if r := s.api.Last(t); r.Path != "/second" || leaks(r.Text()) {
 		t.Errorf("another sandbox's secret: %s", r.Text())
 	}
-	s.Sh(box, `curl -sS -m 20 https://`+api+`/first-again`)
-	if r := s.api.Last(t); r.Header.Get("X-Private") != canary(2) {
-		t.Errorf("its own: %s", r.Text())
-	}
+	testenv.Eventually(t, patience, "its own is put on", func() bool {
+		s.Sh(box, `curl -sS -m 60 https://`+api+`/first-again`)
+		return s.api.Last(t).Header.Get("X-Private") == canary(2)
+	})
 }
 
 // requestRules: a rule about methods and paths holds for each request on a connection, also where no secret is.
@@ -238,11 +240,31 @@ func requestRules(t *testing.T, s *play, _ string) {
 			t.Errorf("the host got %s", r.Path)
 		}
 	}
+	// The twin: under a rule that does not look into requests each of them arrives.
+	if _, err := s.Network.Set(t.Context(), box, &client.NetworkRules{Rules: []string{"allow " + other}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, attack := range []string{`-X POST https://` + other + `/open/a`, `https://` + other + `/shut`, `--path-as-is https://` + other + `/open/../shut`} {
+		if out := s.Sh(box, `curl -sS -m 60 -o /dev/null -w '%{http_code}' `+attack); out != "200" && out != "301" && out != "307" {
+			t.Errorf("without the rule %s: %s", attack, out)
+		}
+	}
+	if r := s.other.Last(t); !strings.Contains(r.Path, "shut") {
+		t.Errorf("without the rule the host got %s last", r.Path)
+	}
 }
 
 func rotation(t *testing.T, s *play, box string) {
-	if _, err := s.Secrets.Rotate(t.Context(), "tool", canary(3)); err != nil {
-		t.Fatal(err)
+	// The twins: before it is rotated the old value is put on, and before it is removed the other one is.
+	s.Sh(box, `curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
+	if r := s.api.Last(t); r.Header.Get("Authorization") != "Bearer "+canary(1) || r.Header.Get("X-Private") != canary(2) {
+		t.Errorf("before the rotation: %s", r.Text())
+	}
+	// In a row, so that each comes while the gateway is told of another.
+	for i := range 10 {
+		if _, err := s.Secrets.Rotate(t.Context(), "tool", canary(2+i%2)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	testenv.Eventually(t, patience, "the new value is used", func() bool {
 		s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
@@ -343,6 +365,26 @@ func killedServer(t *testing.T, s *play, box string) {
 
 // nothingOutside looks for values in what the server and the gateway leave on the host.
 func nothingOutside(t *testing.T, s *play, box string) {
+	// The twins: the search sees a value that lies in the server's directories, and one that a process holds.
+	planted := filepath.Join(s.Dir, "d", "planted")
+	if err := os.WriteFile(planted, []byte(`{"value":"`+canary(1)+`"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	careless := exec.Command("sleep", "600")
+	careless.Env = append(os.Environ(), "KEY="+canary(2))
+	if err := careless.Start(); err != nil {
+		t.Fatal(err)
+	}
+	seen := strings.Join(append(filesThatTell(t, s), processesThatTell()...), "\n")
+	_, _ = careless.Process.Kill(), careless.Wait()
+	if err := os.Remove(planted); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{planted, fmt.Sprintf("/proc/%d/environ", careless.Process.Pid)} {
+		if !strings.Contains(seen, want) {
+			t.Errorf("the search does not see %s, only %s", want, seen)
+		}
+	}
 	events, err := s.Journal.Events(t.Context(), box, 0, 1000)
 	if err != nil {
 		t.Fatal(err)
@@ -352,6 +394,14 @@ func nothingOutside(t *testing.T, s *play, box string) {
 			t.Errorf("the journal tells %s", e)
 		}
 	}
+	for _, path := range append(filesThatTell(t, s), processesThatTell()...) {
+		t.Errorf("%s holds a value", path)
+	}
+}
+
+// filesThatTell returns the files of the server, its log among them, that hold a value.
+func filesThatTell(t *testing.T, s *play) (found []string) {
+	t.Helper()
 	looked := 0
 	_ = filepath.WalkDir(s.Dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -360,11 +410,10 @@ func nothingOutside(t *testing.T, s *play, box string) {
 		if info, err := d.Info(); err != nil || info.Size() > 64<<20 {
 			return nil //nolint:nilerr // the image of layers: nothing inside has the values
 		}
-		raw, err := os.ReadFile(path)
-		if err == nil {
+		if raw, err := os.ReadFile(path); err == nil {
 			looked++
 			if leaks(string(raw)) {
-				t.Errorf("%s holds a value", path)
+				found = append(found, path)
 			}
 		}
 		return nil
@@ -372,14 +421,20 @@ func nothingOutside(t *testing.T, s *play, box string) {
 	if looked < 8 {
 		t.Errorf("looked at %d files only", looked)
 	}
+	return found
+}
+
+// processesThatTell returns what of the machine's processes holds a value for others to see.
+func processesThatTell() (found []string) {
 	for _, file := range []string{"cmdline", "environ"} {
 		all, _ := filepath.Glob("/proc/[0-9]*/" + file)
 		for _, path := range all {
 			if raw, err := os.ReadFile(path); err == nil && leaks(string(raw)) {
-				t.Errorf("%s holds a value", path)
+				found = append(found, path)
 			}
 		}
 	}
+	return found
 }
 
 // patience is how long what happens by itself may take.

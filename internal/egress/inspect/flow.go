@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -143,7 +142,7 @@ func (x *flow) serve(w http.ResponseWriter, r *http.Request) {
 	for _, c := range used {
 		x.told.event(egress.Event{Type: egress.EventSecret, Secret: c.Secret, Version: c.Version, Note: c.Name, Method: r.Method, Path: shownPath(r)})
 	}
-	x.exchange(w, r, out, n)
+	x.exchange(w, r, out, n, len(used) > 0)
 }
 
 // admit decides whether a request may go on, and answers one that may not.
@@ -300,8 +299,8 @@ func (x *flow) misplaced(c *credential, where string) {
 // shownPath is a request's path as it may be recorded: without query, and not without bounds.
 func shownPath(r *http.Request) string { return cut(r.URL.EscapedPath(), 256) }
 
-// exchange sends out and passes the answer on.
-func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles) {
+// exchange sends out, which is keyed where a secret was put on, and passes the answer on.
+func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles, keyed bool) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
@@ -336,7 +335,7 @@ func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles)
 		x.switchTo(w, resp, protocol, n)
 		return
 	}
-	x.answer(w, r, resp, n)
+	x.answer(w, r, resp, n, keyed)
 }
 
 // failed tells why the server gave no answer. What a dial says may name addresses of the host's network,
@@ -364,7 +363,7 @@ func (x *flow) failed(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // answer passes a response on as it comes, without what must not come back.
-func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Response, n *needles) {
+func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Response, n *needles, keyed bool) {
 	h := w.Header()
 	for k, v := range endToEnd(resp.Header) {
 		h[k] = v
@@ -373,17 +372,13 @@ func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Respons
 	masked := n.maskHeaderOf(h)
 	body := resp.Body
 	if n != nil {
-		switch strings.ToLower(resp.Header.Get("Content-Encoding")) {
-		case "", "identity":
-		case "gzip", "x-gzip":
-			if resp.StatusCode == http.StatusPartialContent || resp.Request.Method == http.MethodHead || resp.ContentLength == 0 {
-				break
+		var err error
+		if body, err = plainBody(resp, h); err != nil {
+			x.told.event(egress.Event{Type: egress.EventMasked, Note: err.Error()})
+			if keyed { // it was told to answer without, and what it says could hold the key
+				fail(w, http.StatusBadGateway, rules.NotInspectable, "a secret was put on the request, and the server's answer has an encoding that can't be read")
+				return
 			}
-			body = &unzipped{src: resp.Body}
-			h.Del("Content-Encoding")
-			h.Del("Content-Length")
-		default:
-			x.told.event(egress.Event{Type: egress.EventMasked, Note: "the body has an encoding that can't be read"})
 		}
 		body = newScrubber(n, body, func() { masked = true })
 	}
@@ -447,24 +442,3 @@ func pour(w http.ResponseWriter, body io.Reader) error {
 		}
 	}
 }
-
-// unzipped reads a body of gzip. The reader is made at the first read, since that reads from the server.
-type unzipped struct {
-	src io.ReadCloser
-	z   *gzip.Reader
-}
-
-// Read implements io.Reader.
-func (u *unzipped) Read(p []byte) (int, error) {
-	if u.z == nil {
-		z, err := gzip.NewReader(u.src)
-		if err != nil {
-			return 0, err
-		}
-		u.z = z
-	}
-	return u.z.Read(p)
-}
-
-// Close implements io.Closer.
-func (u *unzipped) Close() error { return u.src.Close() }

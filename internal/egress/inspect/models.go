@@ -200,7 +200,13 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 	h.Del("Alt-Svc")
 	h.Del("Set-Cookie")
 	rt.needles.maskHeader(h)
-	m.src, m.events = noisy{resp.Body, quiet}, strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	body, err := plainBody(resp, h)
+	if err != nil {
+		used, code = usage{in: int64(len(q.body)) / bytesPerToken}, http.StatusBadGateway
+		modelError(w, rt.Family, code, "the provider's answer has an encoding that can't be read")
+		return
+	}
+	m.src, m.events = noisy{body, quiet}, strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
 	m.dropUsage = q.added && m.events
 	if m.dropUsage {
 		h.Del("Content-Length")

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"html"
 	"io"
 	"net/http"
 	"net/url"
@@ -41,8 +42,13 @@ func newNeedles(values ...[]byte) *needles {
 			add(quoted[1 : len(quoted)-1])
 			add(bytes.ReplaceAll(quoted[1:len(quoted)-1], []byte("/"), []byte(`\/`))) // PHP's way
 		}
-		add([]byte(url.QueryEscape(s)))
-		add([]byte(url.PathEscape(s)))
+		for _, escaped := range []string{url.QueryEscape(s), url.PathEscape(s)} {
+			add([]byte(escaped))
+			add(lowerEscapes(escaped))
+		}
+		for _, escape := range []func(string) string{html.EscapeString, slowHTML} {
+			add([]byte(escape(s)))
+		}
 		add([]byte(strings.ToUpper(hex.EncodeToString(v))))
 		add([]byte(hex.EncodeToString(v)))
 		for offset := range 3 {
@@ -58,6 +64,22 @@ func newNeedles(values ...[]byte) *needles {
 	return n
 }
 
+// lowerEscapes is a URL's text with its escapes in lower case.
+func lowerEscapes(s string) []byte {
+	b := []byte(s)
+	for i := 0; i+2 < len(b); i++ {
+		if b[i] == '%' {
+			copy(b[i+1:], bytes.ToLower(b[i+1:i+3]))
+		}
+	}
+	return b
+}
+
+// slowHTML escapes as templates of Go and of others do, which leave letters and digits only.
+func slowHTML(s string) string {
+	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;", "'", "&#x27;", "/", "&#x2F;", "+", "&#43;", "=", "&#x3D;", "`", "&#x60;").Replace(s)
+}
+
 // base64Core returns the characters that encode v and nothing else where offset bytes stand before it.
 func base64Core(enc *base64.Encoding, v []byte, offset int) []byte {
 	text := enc.EncodeToString(append(make([]byte, offset), v...))
@@ -69,20 +91,21 @@ func base64Core(enc *base64.Encoding, v []byte, offset int) []byte {
 	return []byte(text[skip:end])
 }
 
-// mask overwrites every form in b with asterisks and reports whether there was one.
-func (n *needles) mask(b []byte) bool {
+// mask overwrites in out, which is as long as raw, every form that stands in raw with asterisks, and reports whether
+// there was one. Forms may overlap, and be parts of one another.
+func (n *needles) mask(raw, out []byte) bool {
 	found := false
 	for _, f := range n.forms {
-		for at := 0; ; {
-			i := bytes.Index(b[at:], f)
+		for at := 0; ; at++ {
+			i := bytes.Index(raw[at:], f)
 			if i < 0 {
 				break
 			}
 			found = true
-			for j := at + i; j < at+i+len(f); j++ {
-				b[j] = '*'
+			at += i
+			for j := at; j < at+len(f); j++ {
+				out[j] = '*'
 			}
-			at += i + len(f)
 		}
 	}
 	return found
@@ -93,17 +116,22 @@ func (n *needles) maskText(s string) (string, bool) {
 	if n == nil || len(n.forms) == 0 || len(s) < minForm {
 		return s, false
 	}
-	b := []byte(s)
-	if !n.mask(b) {
+	out := []byte(s)
+	if !n.mask([]byte(s), out) {
 		return s, false
 	}
-	return string(b), true
+	return string(out), true
 }
 
 // maskHeader masks the values of a header's fields, and reports whether there was one.
 func (n *needles) maskHeader(h http.Header) bool {
 	found := false
-	for _, values := range h {
+	for name, values := range h {
+		if _, did := n.maskText(name); did { // as a host may write it that takes the value for a name
+			delete(h, name)
+			found = true
+			continue
+		}
 		for i := range values {
 			masked, did := n.maskText(values[i])
 			values[i], found = masked, found || did
@@ -128,13 +156,35 @@ func (n *needles) open(b []byte) int {
 	return 0
 }
 
-// scrubber masks a stream. What may be the beginning of a form waits for what follows, and nothing else
+// masker masks a stream piece by piece. What may be the beginning of a form waits for what follows, and nothing else
 // does, so that a stream of events is not held up.
+type masker struct {
+	n *needles
+	// raw and out are what waits, as it came and with what was found so far: a form that is masked may be the
+	// beginning of a longer one.
+	raw, out []byte
+	spare    []byte // what add returned before, to be used again
+}
+
+// add takes a piece and returns what can go on, which holds until the next call, and whether there was a form in it.
+// With the last piece nothing waits any more.
+func (m *masker) add(piece []byte, last bool) (ready []byte, found bool) {
+	m.raw, m.out = append(m.raw, piece...), append(m.out, piece...)
+	found = m.n.mask(m.raw, m.out)
+	n := len(m.raw)
+	if !last {
+		n -= m.n.open(m.raw)
+	}
+	ready = m.out[:n]
+	m.raw, m.out, m.spare = m.raw[:copy(m.raw, m.raw[n:])], append(m.spare[:0], m.out[n:]...), m.out
+	return ready, found
+}
+
+// scrubber masks a stream that is read.
 type scrubber struct {
-	n     *needles
+	m     masker
 	src   io.ReadCloser
-	buf   []byte // masked and not read yet, then what waits
-	ready int    // of buf
+	buf   []byte // masked, and to be read
 	err   error
 	found func() // called once, where a form was found
 	room  []byte
@@ -144,12 +194,12 @@ func newScrubber(n *needles, src io.ReadCloser, found func()) io.ReadCloser {
 	if n == nil || len(n.forms) == 0 {
 		return src
 	}
-	return &scrubber{n: n, src: src, found: found}
+	return &scrubber{m: masker{n: n}, src: src, found: found}
 }
 
 // Read implements io.Reader.
 func (s *scrubber) Read(p []byte) (int, error) {
-	for s.ready == 0 {
+	for len(s.buf) == 0 {
 		if s.err != nil {
 			return 0, s.err
 		}
@@ -157,20 +207,15 @@ func (s *scrubber) Read(p []byte) (int, error) {
 			s.room = make([]byte, 32<<10)
 		}
 		n, err := s.src.Read(s.room)
-		s.buf = append(s.buf, s.room[:n]...)
 		s.err = err
-		if s.n.mask(s.buf) && s.found != nil {
+		var found bool
+		if s.buf, found = s.m.add(s.room[:n], err != nil); found && s.found != nil {
 			s.found()
 			s.found = nil
 		}
-		s.ready = len(s.buf)
-		if err == nil {
-			s.ready -= s.n.open(s.buf)
-		}
 	}
-	n := copy(p, s.buf[:s.ready])
-	s.buf = s.buf[:copy(s.buf, s.buf[n:])]
-	s.ready -= n
+	n := copy(p, s.buf)
+	s.buf = s.buf[n:]
 	return n, nil
 }
 

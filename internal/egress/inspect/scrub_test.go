@@ -2,11 +2,14 @@ package inspect
 
 import (
 	"bytes"
+	"compress/flate"
 	"compress/gzip"
+	"compress/zlib"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"html"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -33,11 +36,15 @@ func encodings(v string) map[string]string {
 		"twice":          v + v,
 		"in upper hex":   strings.ToUpper(hex.EncodeToString([]byte(v))),
 		"between digits": "0" + v + "1",
+		"lower escapes":  string(lowerEscapes(url.QueryEscape(v))),
+		"html":           html.EscapeString(v),
+		"slow html":      slowHTML(v),
 	}
 }
 
 // readable reports whether text, decoded in any of those ways, still tells the value.
 func readable(text, v string) bool {
+	text = html.UnescapeString(text)
 	for _, form := range []string{v, url.QueryEscape(v), url.PathEscape(v), strings.ReplaceAll(v, "/", `\/`), hex.EncodeToString([]byte(v))} {
 		if strings.Contains(strings.ToLower(text), strings.ToLower(form)) {
 			return true
@@ -111,6 +118,75 @@ func (c *cutReader) Read(p []byte) (int, error) {
 	n := copy(p, c.b[:min(len(c.b), 1+c.rng.IntN(7))])
 	c.b = c.b[n:]
 	return n, nil
+}
+
+// TestScrubberOfNestedForms: a value that begins with the one before it, wherever the stream is cut.
+func TestScrubberOfNestedForms(t *testing.T) {
+	before, now := value(1), value(1)+"-and-more-of-it"
+	text := "a " + now + " b " + before + " c " + now + now + " d"
+	for cut := range len(text) {
+		n := newNeedles([]byte(now), []byte(before))
+		out, err := io.ReadAll(newScrubber(n, io.NopCloser(io.MultiReader(strings.NewReader(text[:cut]), strings.NewReader(text[cut:]))), nil))
+		if err != nil || len(out) != len(text) || strings.Trim(string(out), "*abcd ") != "" {
+			t.Fatalf("cut at %d it is %q, %v", cut, out, err)
+		}
+	}
+}
+
+// TestEncodedEchoes: an answer in an encoding is read where it can be, and refused where a value was put on the request
+// and it can't.
+func TestEncodedEchoes(t *testing.T) {
+	v := value(1)
+	write := map[string]func(io.Writer) io.WriteCloser{
+		"gzip":        func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"X-GZIP":      func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"deflate":     func(w io.Writer) io.WriteCloser { return zlib.NewWriter(w) },
+		"raw deflate": func(w io.Writer) io.WriteCloser { z, _ := flate.NewWriter(w, 5); return z },
+		"twice":       func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"br":          nil, "zstd": nil, "in two headers": nil, "many": nil,
+	}
+	w := newWorld(t)
+	w.server(apiHost, 443, apiHost, func(rw http.ResponseWriter, r *http.Request) {
+		how, _ := url.PathUnescape(strings.TrimPrefix(r.URL.EscapedPath(), "/"))
+		coding := map[string][]string{
+			"raw deflate": {"deflate"}, "twice": {"deflate, gzip"}, "in two headers": {"identity", "br"}, "many": {"gzip,gzip,gzip,gzip,gzip"},
+		}[how]
+		if coding == nil {
+			coding = []string{how}
+		}
+		rw.Header()["Content-Encoding"] = coding
+		if write[how] == nil {
+			_, _ = io.WriteString(rw, "pretend: "+r.Header.Get("Authorization"))
+			return
+		}
+		z := write[how](rw)
+		if how == "twice" {
+			inner := zlib.NewWriter(z)
+			_, _ = io.WriteString(inner, "echo "+r.Header.Get("Authorization"))
+			_ = inner.Close()
+		} else {
+			_, _ = io.WriteString(z, "echo "+r.Header.Get("Authorization"))
+		}
+		_ = z.Close()
+	})
+	w.configure([]secret.Credential{cred(1, bindTo(secret.Bearer, "Authorization"))})
+	for how, plain := range write {
+		for _, h2 := range []bool{false, true} {
+			resp, body := send(t, w.client(h2), "GET", "https://"+apiHost+"/"+url.PathEscape(how), "", "Authorization", "Bearer "+placeholder(1), "Accept-Encoding", "x")
+			switch {
+			case readable(body, v):
+				t.Errorf("%s tells %q", how, body)
+			case plain != nil && (resp.StatusCode != 200 || !strings.HasPrefix(body, "echo Bearer ***") || resp.Header.Get("Content-Encoding") != ""):
+				t.Errorf("%s: %d %q %v", how, resp.StatusCode, body, resp.Header)
+			case plain == nil && resp.StatusCode != 502:
+				t.Errorf("%s: %d %q", how, resp.StatusCode, body)
+			}
+			// The twin: without a value on the request, what can't be read passes.
+			if resp, _ := send(t, w.client(h2), "GET", "https://"+apiHost+"/"+url.PathEscape(how), "", "Accept-Encoding", "x"); resp.StatusCode != 200 {
+				t.Errorf("%s without a value: %d", how, resp.StatusCode)
+			}
+		}
+	}
 }
 
 // TestScrubberHoldsNothingBack: what can't be the beginning of a value is there at once.
@@ -209,7 +285,7 @@ func FuzzScrubber(f *testing.F) {
 			t.Fatalf("%d bytes became %d, %v", len(text), len(out), err)
 		}
 		whole := bytes.Clone(text)
-		n.mask(whole)
+		n.mask(text, whole)
 		if !bytes.Equal(whole, out) && bytes.Contains(out, []byte(value(1))) {
 			t.Fatalf("cut, it tells %q", out)
 		}

@@ -31,7 +31,7 @@ func (x *flow) switchTo(w http.ResponseWriter, resp *http.Response, protocol str
 	}
 	var from io.Reader = server
 	if n != nil {
-		from = &frames{n: n, src: server}
+		from = &frames{m: masker{n: n}, src: server}
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -58,11 +58,10 @@ var _ net.Conn = stallGuard{}
 // frames is looked at frame by frame; of a frame longer than frameHold, piece by piece, with what may be
 // the beginning of a form waiting for the next piece.
 type frames struct {
-	n     *needles
+	m     masker // of the frame
 	src   io.Reader
 	raw   []byte // not looked at yet
 	out   []byte // to be read
-	held  []byte // the end of a piece that waits
 	left  uint64 // of the frame's payload
 	err   error
 	inner bool // within a payload
@@ -86,9 +85,8 @@ func (f *frames) Read(p []byte) (int, error) {
 		for f.step() {
 		}
 		if f.err != nil { // what is left of a frame that never ends
-			f.out = append(append(f.out, f.held...), f.raw...)
-			f.held, f.raw = nil, nil
-			f.n.mask(f.out)
+			rest, _ := f.m.add(f.raw, true)
+			f.out, f.raw = append(f.out, rest...), nil
 		}
 	}
 	n := copy(p, f.out)
@@ -111,15 +109,10 @@ func (f *frames) step() bool {
 	if have < f.left && have < frameHold {
 		return false
 	}
-	piece := append(f.held, f.raw[:have]...)
+	piece := f.raw[:have]
 	f.raw, f.left = f.raw[have:], f.left-have
-	f.n.mask(piece)
-	hold := 0
-	if f.left > 0 {
-		hold = f.n.open(piece)
-	}
-	f.out = append(f.out, piece[:len(piece)-hold]...)
-	f.held = append([]byte(nil), piece[len(piece)-hold:]...)
+	ready, _ := f.m.add(piece, f.left == 0)
+	f.out = append(f.out, ready...)
 	f.inner = f.left > 0
 	return have > 0 || !f.inner
 }
