@@ -30,6 +30,8 @@ type Inspector struct {
 	roots   *x509.CertPool
 	boxes   map[string]*box
 	budgets map[string]*budget // by sandbox and provider: they outlive a change of the box
+
+	held holds // of model requests
 }
 
 var _ egress.Inspector = (*Inspector)(nil)

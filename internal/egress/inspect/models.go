@@ -162,7 +162,9 @@ type question struct {
 
 // ask sends a request to the provider and passes the answer on.
 func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path string) {
-	q, status := rt.read(r)
+	l := &lease{h: &x.in.held, sandbox: x.f.Sandbox}
+	defer l.end()
+	q, status := rt.read(r, l)
 	if q.problem != "" {
 		modelError(w, rt.Family, status, q.problem)
 		return
@@ -171,7 +173,7 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 		modelError(w, rt.Family, http.StatusForbidden, reason)
 		return
 	}
-	m := &meter{}
+	m := &meter{lease: l}
 	var used usage
 	code := 0
 	defer func() {
@@ -275,18 +277,26 @@ func (r *route) outgoing(req *http.Request, q question, path string) *http.Reque
 
 // read reads a request's body, and writes it anew where the model is limited or usage must be asked for,
 // so that the provider reads the same as we did.
-func (r *route) read(req *http.Request) (q question, status int) {
+func (r *route) read(req *http.Request, l *lease) (q question, status int) {
 	if req.Method != http.MethodPost {
 		return question{}, 0
 	}
-	text, err := readBody(req)
-	if err != nil {
+	text, err := readBody(req, l)
+	switch {
+	case errors.Is(err, errHeld):
+		return question{problem: err.Error()}, http.StatusTooManyRequests
+	case err != nil:
 		return question{problem: err.Error()}, http.StatusRequestEntityTooLarge
 	}
 	q.body = text
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(text, &fields) != nil {
 		return question{problem: "the request's body is no JSON object"}, http.StatusBadRequest
+	}
+	for name := range fields {
+		if name != "model" && strings.EqualFold(name, "model") { // some providers would take it for the model
+			return question{problem: "the request names a model in a field that is not model"}, http.StatusBadRequest
+		}
 	}
 	if raw, ok := fields["model"]; ok && json.Unmarshal(raw, &q.model) != nil {
 		return question{problem: "the request's model is no text"}, http.StatusBadRequest
@@ -357,7 +367,7 @@ func (r *route) askForUsage(fields map[string]json.RawMessage, path string) bool
 }
 
 // readBody reads a body, also one that the client has compressed.
-func readBody(r *http.Request) ([]byte, error) {
+func readBody(r *http.Request, l *lease) ([]byte, error) {
 	var src io.Reader = r.Body
 	switch strings.ToLower(r.Header.Get("Content-Encoding")) {
 	case "", "identity":
@@ -370,12 +380,5 @@ func readBody(r *http.Request) ([]byte, error) {
 	default:
 		return nil, errors.New("the request's body has an encoding other than gzip")
 	}
-	b, err := io.ReadAll(io.LimitReader(src, maxModelBody+1))
-	if err != nil {
-		return nil, errors.New("the request's body ended early")
-	}
-	if len(b) > maxModelBody {
-		return nil, errors.New("the request's body is longer than 32 MiB")
-	}
-	return b, nil
+	return readHeld(src, l)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -142,6 +143,7 @@ func TestModelRefusals(t *testing.T) {
 		{"another model", "openai/v1/chat/completions", `{"model":"large"}`, ok, models, 403},
 		{"another model, twice", "openai/v1/chat/completions", `{"model":"one","model":"large"}`, ok, models, 403},
 		{"no model", "openai/v1/chat/completions", `{}`, ok, models, 403},
+		{"a model in other letters", "openai/v1/chat/completions", `{"model":"one","MODEL":"large"}`, ok, models, 400},
 		{"no JSON", "openai/v1/chat/completions", `hello`, ok, nil, 400},
 		{"no key", "openai/v1/chat/completions", `{}`, ok, keyless, 502},
 		{"WebSocket", "openai/v1/responses", "", append([]string{"Connection", "Upgrade", "Upgrade", "websocket"}, ok...), nil, 426},
@@ -253,6 +255,52 @@ func TestLeavingEarlyIsNotFree(t *testing.T) {
 	}
 }
 
+// TestModelBodiesAreBounded: large requests of a sandbox hold a bounded part of the gateway's memory, also where they were
+// compressed and are small on the wire; it is there again when they are through, and another sandbox has its own.
+func TestModelBodiesAreBounded(t *testing.T) {
+	h := &holds{}
+	zeroes := func(n int) io.Reader { return io.LimitReader(neverEnding{}, int64(n)) }
+	var leases []*lease
+	defer func() {
+		for _, l := range leases {
+			l.end()
+		}
+	}()
+	read := func(sandbox string, n int) error {
+		l := &lease{h: h, sandbox: sandbox}
+		leases = append(leases, l)
+		_, err := readHeld(zeroes(n), l)
+		return err
+	}
+	if err := read("one", maxModelBody+1); !errors.Is(err, errTooLong) {
+		t.Errorf("a body that is too long: %v", err)
+	}
+	leases[0].end()
+	if err := read("one", 30<<20); err != nil {
+		t.Error(err)
+	}
+	if err := read("one", 30<<20); !errors.Is(err, errHeld) {
+		t.Errorf("a second one at once: %v", err)
+	}
+	if err := read("two", 30<<20); err != nil {
+		t.Errorf("another sandbox: %v", err)
+	}
+	for _, l := range leases {
+		l.end()
+	}
+	if h.all != 0 || len(h.of) != 0 {
+		t.Errorf("held afterwards: %d, %v", h.all, h.of)
+	}
+	if err := read("one", 30<<20); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+type neverEnding struct{}
+
+// Read implements io.Reader.
+func (neverEnding) Read(p []byte) (int, error) { return len(p), nil }
+
 func TestModelBodyMayBeCompressed(t *testing.T) {
 	w := newWorld(t)
 	var g got
@@ -295,7 +343,7 @@ func FuzzMeter(f *testing.F) {
 	f.Add([]byte("data: {\"usage\":{\"input_tokens\":1}}\n\ndata: x\n\n"), true, true)
 	f.Add([]byte(`{"usage":{"prompt_tokens":1e30}}`), false, false)
 	f.Fuzz(func(t *testing.T, b []byte, events, drop bool) {
-		m := &meter{src: io.NopCloser(bytes.NewReader(b)), events: events, dropUsage: drop && events}
+		m := &meter{lease: &lease{h: &holds{}}, src: io.NopCloser(bytes.NewReader(b)), events: events, dropUsage: drop && events}
 		out, err := io.ReadAll(m)
 		if err != nil || len(out) > len(b) || !m.dropUsage && !bytes.Equal(out, b) {
 			t.Fatalf("%q became %q, %v", b, out, err)

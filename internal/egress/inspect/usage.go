@@ -111,6 +111,7 @@ type meter struct {
 	bytes int64 // that passed
 	text  []byte
 	over  bool // the answer is too long to be read
+	lease *lease
 	out   []byte
 	err   error
 	room  []byte
@@ -144,7 +145,7 @@ func (m *meter) Close() error { return m.src.Close() }
 
 func (m *meter) takeText(b []byte) {
 	m.out = append(m.out[:0], b...)
-	if m.over = m.over || len(m.text)+len(b) > maxAnswer; !m.over {
+	if m.over = m.over || len(m.text)+len(b) > maxAnswer || !m.lease.add(len(b)); !m.over {
 		m.text = append(m.text, b...)
 	}
 	if m.err != nil && !m.over {
