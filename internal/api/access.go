@@ -54,6 +54,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_history_proto,
 		v1.File_casemate_v1_commit_proto,
 		v1.File_casemate_v1_state_proto,
+		v1.File_casemate_v1_image_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

@@ -54,6 +54,8 @@ type Config struct {
 	KeepAlive time.Duration
 	// BuildTemplate builds a template; nil: unsupported.
 	BuildTemplate BuildFunc
+	// Images moves templates and commits as images; nil: unsupported.
+	Images Images
 }
 
 // BuildFunc builds the template name, tells what it does, and returns it.
@@ -128,6 +130,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewSecretServiceHandler(&secrets{a}, opts...))
 	add(casematev1connect.NewNetworkServiceHandler(&networks{a}, opts...))
 	add(casematev1connect.NewCommitServiceHandler(&commits{a}, opts...))
+	add(casematev1connect.NewImageServiceHandler(&images{a}, opts...))
 	add(casematev1connect.NewHistoryServiceHandler(&history{a}, opts...))
 	add(casematev1connect.NewStateServiceHandler(&states{a}, opts...))
 

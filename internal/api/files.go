@@ -180,17 +180,20 @@ func (h *files) WriteFile(ctx context.Context, stream *connect.ClientStream[v1.W
 	if first.Offset != nil {
 		r.Offset = first.GetOffset()
 	}
-	return answerFile(fs.Write(ctx, r, &messageReader{stream: stream, rest: first.GetData()}))
+	return answerFile(fs.Write(ctx, r, &messageReader[v1.WriteFileRequest, *v1.WriteFileRequest]{stream: stream, rest: first.GetData()}))
 }
 
 // messageReader reads the data of a stream of messages.
-type messageReader struct {
-	stream *connect.ClientStream[v1.WriteFileRequest]
+type messageReader[T any, M interface {
+	*T
+	GetData() []byte
+}] struct {
+	stream *connect.ClientStream[T]
 	rest   []byte
 }
 
 // Read implements io.Reader.
-func (m *messageReader) Read(b []byte) (int, error) {
+func (m *messageReader[T, M]) Read(b []byte) (int, error) {
 	for len(m.rest) == 0 {
 		if !m.stream.Receive() {
 			if err := m.stream.Err(); err != nil {
@@ -198,7 +201,7 @@ func (m *messageReader) Read(b []byte) (int, error) {
 			}
 			return 0, io.EOF
 		}
-		m.rest = m.stream.Msg().GetData()
+		m.rest = M(m.stream.Msg()).GetData()
 	}
 	n := copy(b, m.rest)
 	m.rest = m.rest[n:]

@@ -125,6 +125,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 			progress("unpack", 0.5, "unpacking "+name)
 			return sandbox.Template{Name: name, Ready: true}, nil
 		},
+		Images: fakeImages{},
 	}
 	for _, f := range shape {
 		f(&cfg)

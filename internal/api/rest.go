@@ -56,6 +56,10 @@ func (a *API) twins() []twinRoute {
 		{Route{"PUT", "/v1/state/{agent}/content", casematev1connect.StateServiceSetDocumentProcedure}, a.saveDocument},
 		{Route{"GET", "/v1/state/{agent}/watch", casematev1connect.StateServiceWatchDocumentsProcedure}, a.serveDocuments},
 		{Route{"POST", "/v1/templates/{name}/build", casematev1connect.SystemServiceBuildTemplateProcedure}, a.serveBuild},
+		{Route{"POST", "/v1/images/pull", casematev1connect.ImageServicePullImageProcedure}, a.servePull},
+		{Route{"POST", "/v1/images/push", casematev1connect.ImageServicePushImageProcedure}, a.servePush},
+		{Route{"PUT", "/v1/images/archive", casematev1connect.ImageServiceImportImageProcedure}, a.saveArchive},
+		{Route{"GET", "/v1/images/archive", casematev1connect.ImageServiceExportImageProcedure}, a.serveArchive},
 	}
 }
 

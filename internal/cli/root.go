@@ -78,10 +78,11 @@ func (a *app) root() *cobra.Command {
 	}
 	add(groupUse, a.runCmd(), a.execCmd(), a.shellCmd(), a.replCmd(), a.cpCmd(), a.diffCmd(), a.applyCmd(), a.mcpCmd())
 	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.pauseCmd(), a.resumeCmd(), a.forkCmd(), a.netCmd(), a.rmCmd())
-	add(groupState, a.commitCmd(), a.logCmd(), a.showCmd(), a.lineageCmd(), a.tagCmd(), a.checkoutCmd(), a.mergeCmd(), a.gcCmd(), a.stateCmd())
+	add(groupState, a.commitCmd(), a.logCmd(), a.showCmd(), a.lineageCmd(), a.tagCmd(), a.checkoutCmd(), a.mergeCmd(), a.gcCmd(), a.stateCmd(),
+		a.pullCmd(), a.pushCmd(), a.importCmd(), a.exportCmd(), a.imagesCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
-	root.AddCommand(a.docsCmd(), a.gatewayCmd(), a.selftestNetCmd())
+	root.AddCommand(a.docsCmd(), a.gatewayCmd(), a.unpackCmd(), a.selftestNetCmd())
 	return root
 }
 

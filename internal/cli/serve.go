@@ -26,6 +26,7 @@ type serveFlags struct {
 	cfg        server.Config
 	store      size
 	state      size
+	image      size
 	verbose    bool
 	proxyNames string
 }
@@ -56,6 +57,11 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.cfg.NoProxy, "no-proxy", nil, "`TARGETS` that go past the proxy: HOST with what is below it, *.SUFFIX, ADDRESS or RANGE, with :PORT for that only (repeatable)")
 	fl.StringVar(&f.proxyNames, "proxy-names", proxyNamesHere, "who looks names up: gateway, so that every address is judged, or proxy, where only it knows names")
 	fl.StringArrayVar(&f.cfg.ExtraCAs, "extra-ca", nil, "`FILE` with authorities that servers may be signed by, beside those that this host trusts (repeatable)")
+	fl.StringArrayVar(&f.cfg.InsecureRegistries, "insecure-registry", nil, "image registry `HOST[:PORT]` that needs no valid certificate and may speak plain HTTP (repeatable)")
+	fl.StringVar(&f.cfg.DockerConfig, "docker-config", "", "`FILE` with credentials for image registries, as docker login writes it (its helpers are not run)")
+	fl.Var(&f.image, "max-image-size", "what a layer of an image may unpack to, and its archives together (default 32g)")
+	fl.Int64Var(&f.cfg.ImageLimits.Files, "max-image-files", 0, "files in a layer of an image (default 2000000)")
+	fl.Int64Var(&f.cfg.ImageLimits.Ratio, "max-image-ratio", 0, "bytes that one byte of a layer may unpack to, beyond 256 MB (default 200)")
 	fl.BoolVar(&f.cfg.E2BDebug, "e2b-debug", false, "serve E2B's debug mode: whoever is on this machine uses one sandbox, at localhost:49983 and 49999, without a key")
 	fl.Var(&f.store, "store-size", "disk that all sandboxes share, set aside when the data directory is made (default a quarter of what is free, at most 32g)")
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
@@ -69,6 +75,10 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 	cfg := f.cfg
 	cfg.Version = a.version
 	cfg.StoreBytes, cfg.StatePerKey = int64(f.store), int64(f.state)
+	cfg.ImageLimits.Bytes = int64(f.image)
+	if cfg.ImageLimits.Files < 0 || cfg.ImageLimits.Ratio < 0 {
+		return cfg, usageError("--max-image-files and --max-image-ratio are above 0")
+	}
 	if slices.Contains(cfg.Listen, "none") {
 		cfg.Listen = []string{}
 	}
@@ -92,7 +102,7 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 		}
 	}
 	// Relative to where the person stands; the server stands elsewhere.
-	paths := []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets, &cfg.ProxyCredentials}
+	paths := []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets, &cfg.ProxyCredentials, &cfg.DockerConfig}
 	for i := range cfg.ExtraCAs {
 		paths = append(paths, &cfg.ExtraCAs[i])
 	}

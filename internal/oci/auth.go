@@ -12,14 +12,27 @@ import (
 	"casemate.dev/internal/oci/registry"
 )
 
+// Auth is what a registry is shown; the zero value: nothing.
+type Auth = authn.AuthConfig
+
+// RegistryOf returns the host and the port of the registry that an image's name names. Kinds: InvalidArgument.
+func RegistryOf(image string) (host string, port uint16, err error) {
+	r, err := registry.ParseRef(image)
+	if err != nil {
+		return "", 0, err
+	}
+	host, port = r.HostPort()
+	return host, port, nil
+}
+
 // ParseAuth reads credentials as a secret holds them: USER:PASSWORD, or a token alone that the registry takes in
 // the place of a password.
-func ParseAuth(value string) authn.AuthConfig {
+func ParseAuth(value string) Auth {
 	value = strings.TrimSpace(value)
 	if user, password, ok := strings.Cut(value, ":"); ok {
-		return authn.AuthConfig{Username: user, Password: password}
+		return Auth{Username: user, Password: password}
 	}
-	return authn.AuthConfig{Username: "token", Password: value}
+	return Auth{Username: "token", Password: value}
 }
 
 // maxDockerConfig bounds the file of credentials.
@@ -36,8 +49,8 @@ type dockerConfig struct {
 }
 
 // authFor returns what a registry is shown: what the caller gave, else what the server's file has for it.
-func (s *Service) authFor(r registry.Ref, given authn.AuthConfig) (authn.AuthConfig, error) {
-	if given != (authn.AuthConfig{}) || s.cfg.DockerConfig == "" {
+func (s *Service) authFor(r registry.Ref, given Auth) (Auth, error) {
+	if given != (Auth{}) || s.cfg.DockerConfig == "" {
 		return given, nil
 	}
 	data, err := os.ReadFile(s.cfg.DockerConfig)
@@ -53,7 +66,7 @@ func (s *Service) authFor(r registry.Ref, given authn.AuthConfig) (authn.AuthCon
 		if !sameRegistry(key, r.Host()) {
 			continue
 		}
-		out := authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken}
+		out := Auth{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken}
 		if text, err := base64.StdEncoding.DecodeString(a.Auth); err == nil && len(text) > 0 {
 			out.Username, out.Password, _ = strings.Cut(string(text), ":")
 		}

@@ -30,6 +30,8 @@ type Source struct {
 	Layer    string
 	// Commit and Message are the commit's id and message.
 	Commit, Message string
+	// Settings are what the commit's sandbox was given; nil: what its template says.
+	Settings *rootfs.Settings
 }
 
 // built is an image whose layers' archives are files here.
@@ -279,6 +281,9 @@ func configFile(stack rootfs.Stack, src Source, note *imageNote, all []packedLay
 			}
 			cf.Variant, cf.OSVersion = base.Variant, base.OSVersion
 		}
+	}
+	if src.Settings != nil {
+		cf.Config = configOf(*src.Settings)
 	}
 	if told(cf.History) != below { // a history that does not fit is none
 		cf.History = nil

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -369,7 +368,7 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.mustPull(t, d.host()+"/app", PullOptions{Name: "by-file"})
-	if _, err := w.Push(t.Context(), Source{Template: "app"}, d.host()+"/copy:1", authn.AuthConfig{}, quiet); err != nil {
+	if _, err := w.Push(t.Context(), Source{Template: "app"}, d.host()+"/copy:1", Auth{}, quiet); err != nil {
 		t.Errorf("push: %v", err)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
 
@@ -26,7 +25,7 @@ type PullOptions struct {
 	// Name is the template's; "": the image's, as people write it.
 	Name string
 	// Auth is what the registry is shown; zero: what the server's file of credentials has for it, or nothing.
-	Auth authn.AuthConfig
+	Auth Auth
 }
 
 // Imported is what an import came to.

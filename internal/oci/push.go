@@ -5,7 +5,6 @@ import (
 	"io"
 	"sync/atomic"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
 
 	"casemate.dev/internal/oci/registry"
@@ -30,7 +29,7 @@ func (b *built) exported() Exported {
 
 // Push puts a template or a commit into a registry. What is there already is not sent again.
 // Kinds: those of Pull, and FailedPrecondition (it holds what no image can, or stands on this machine's files).
-func (s *Service) Push(ctx context.Context, src Source, ref string, auth authn.AuthConfig, progress func(Progress)) (Exported, error) {
+func (s *Service) Push(ctx context.Context, src Source, ref string, auth Auth, progress func(Progress)) (Exported, error) {
 	r, err := registry.ParseRef(ref)
 	if err != nil {
 		return Exported{}, err
@@ -81,7 +80,7 @@ type ExportOptions struct {
 // Export writes a template or a commit as an archive: an OCI layout, with what docker load reads if that is asked
 // for. ready is called once it is certain that there is something to write.
 // Kinds: as Push.
-func (s *Service) Export(ctx context.Context, src Source, o ExportOptions, w io.Writer, ready func(Exported)) (Exported, error) {
+func (s *Service) Export(ctx context.Context, src Source, o ExportOptions, w io.Writer, ready func(Exported) error) (Exported, error) {
 	defer s.begin()()
 	b, done, err := s.build(ctx, src, &tracker{})
 	if err != nil {
@@ -89,6 +88,8 @@ func (s *Service) Export(ctx context.Context, src Source, o ExportOptions, w io.
 	}
 	defer done()
 	e := b.exported()
-	ready(e)
+	if err := ready(e); err != nil {
+		return e, err
+	}
 	return e, writeArchive(ctx, w, b, o)
 }

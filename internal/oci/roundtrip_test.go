@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -118,7 +117,7 @@ func (w *world) worked(t testing.TB) (layer string, shown []string) {
 func export(t testing.TB, w *world, src Source, o ExportOptions) ([]byte, Exported) {
 	t.Helper()
 	var b bytes.Buffer
-	e, err := w.Export(t.Context(), src, o, &b, func(Exported) {})
+	e, err := w.Export(t.Context(), src, o, &b, func(Exported) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +177,7 @@ func TestPushPull(t *testing.T) {
 	w.mustPull(t, h.host()+"/app", PullOptions{Name: "app"})
 	layer, want := w.worked(t)
 	src := Source{Layer: layer, Commit: "cmt_1", Message: "worked"}
-	e, err := w.Push(t.Context(), src, h.host()+"/worked:1", authn.AuthConfig{}, quiet)
+	e, err := w.Push(t.Context(), src, h.host()+"/worked:1", Auth{}, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +206,7 @@ func TestPushPull(t *testing.T) {
 		t.Errorf("config %+v", cf.Config)
 	}
 	sent := h.count("PATCH ")
-	if again, err := w.Push(t.Context(), src, h.host()+"/worked:1", authn.AuthConfig{}, quiet); err != nil || again != e {
+	if again, err := w.Push(t.Context(), src, h.host()+"/worked:1", Auth{}, quiet); err != nil || again != e {
 		t.Errorf("again: %+v, %v", again, err)
 	}
 	if more := h.count("PATCH ") - sent; more != 0 {
@@ -275,10 +274,17 @@ func TestImportDockerSave(t *testing.T) {
 
 func TestExportRefused(t *testing.T) {
 	w := newWorld(t)
-	for src, want := range map[Source]errs.Kind{
-		{Template: "host"}: errs.FailedPrecondition, {Template: "none"}: errs.NotFound, {Template: "base"}: errs.FailedPrecondition, {Layer: "none"}: errs.NotFound,
+	for _, tt := range []struct {
+		src  Source
+		want errs.Kind
+	}{
+		{Source{Template: "host"}, errs.FailedPrecondition},
+		{Source{Template: "none"}, errs.NotFound},
+		{Source{Template: "base"}, errs.FailedPrecondition},
+		{Source{Layer: "none"}, errs.NotFound},
 	} {
-		if _, err := w.Export(t.Context(), src, ExportOptions{}, io.Discard, func(Exported) {}); !errs.Is(err, want) {
+		src, want := tt.src, tt.want
+		if _, err := w.Export(t.Context(), src, ExportOptions{}, io.Discard, func(Exported) error { return nil }); !errs.Is(err, want) {
 			t.Errorf("%+v: %v", src, err)
 		}
 	}
@@ -291,7 +297,7 @@ func TestExportRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Export(t.Context(), Source{Layer: l.ID}, ExportOptions{}, io.Discard, func(Exported) {}); !errs.Is(err, errs.FailedPrecondition) {
+	if _, err := w.Export(t.Context(), Source{Layer: l.ID}, ExportOptions{}, io.Discard, func(Exported) error { return nil }); !errs.Is(err, errs.FailedPrecondition) {
 		t.Errorf("a commit on template host: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/oci/layer"
 	"casemate.dev/internal/oci/registry"
 	"casemate.dev/internal/oci/worker"
@@ -28,6 +29,8 @@ type Store interface {
 	Image(id string) (rootfs.Image, error)
 	PutTemplate(t rootfs.Stored) error
 	StoredTemplate(name string) (rootfs.Stored, error)
+	StoredTemplates() []rootfs.Stored
+	DropTemplate(name string) error
 	HoldTemplates() (release func())
 	Stack(from rootfs.StackOf) (rootfs.Stack, func(), error)
 }
@@ -96,6 +99,31 @@ func New(cfg Config) (*Service, error) {
 
 // Close drops idle connections. Operations under way end with their contexts.
 func (s *Service) Close() { s.remote.Close() }
+
+// Images returns the templates that were made of images, by name.
+func (s *Service) Images() []rootfs.Stored {
+	var all []rootfs.Stored
+	for _, t := range s.cfg.Store.StoredTemplates() {
+		if t.Image != "" {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// Delete removes a template that was made of an image. What sandboxes and commits stand on stays. NotFound: there
+// is none of that name.
+func (s *Service) Delete(name string) (rootfs.Stored, error) {
+	defer s.begin()()
+	t, err := s.cfg.Store.StoredTemplate(name)
+	if err == nil && t.Image == "" {
+		err = errs.New(errs.NotFound, "template %s was not made of an image", name)
+	}
+	if err != nil {
+		return t, err
+	}
+	return t, s.cfg.Store.DropTemplate(name)
+}
 
 func (s *Service) blobDir() string    { return filepath.Join(s.cfg.Dir, "blobs") }
 func (s *Service) partialDir() string { return filepath.Join(s.cfg.Dir, "partial") }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -156,6 +157,18 @@ func (s *Store) StoredTemplate(name string) (Stored, error) {
 		return st, nil
 	}
 	return Stored{}, errs.New(errs.NotFound, "no template %q", name).WithHint("casemate template ls shows them")
+}
+
+// StoredTemplates returns the templates that were made of images and commits, by name.
+func (s *Store) StoredTemplates() []Stored {
+	t := &s.templates
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Stored
+	for _, name := range slices.Sorted(maps.Keys(t.stored)) {
+		all = append(all, t.stored[name])
+	}
+	return all
 }
 
 // storedLayers returns the committed layers that templates lead to.

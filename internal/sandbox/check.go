@@ -51,6 +51,9 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 		if t, err = m.template(ctx, s.Template); err != nil {
 			return s, err
 		}
+		if s.Image == nil && t.Digest != "" { // its commits go out as what it came from
+			s.Image = &t.Settings
+		}
 	}
 	if s.Profile, err = profileFor(t, s.Profile, d.Profile); err != nil {
 		return s, err

@@ -53,6 +53,12 @@ type Config struct {
 	// ExtraCAs are files with authorities, in PEM, that servers may be signed by beside those that the host
 	// trusts: companies with a proxy that looks into TLS have one.
 	ExtraCAs []string
+	// InsecureRegistries are hosts of image registries, HOST or HOST:PORT, whose certificates are not verified, and
+	// that may speak plain HTTP. DockerConfig is a file of registries' credentials as docker login writes it; "": none.
+	InsecureRegistries []string
+	DockerConfig       string
+	// ImageLimits bound what an image may unpack to.
+	ImageLimits ImageLimits
 	// E2BDebug serves the debug mode of E2B's SDKs: one sandbox on fixed ports of localhost, without a key.
 	E2BDebug bool
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.

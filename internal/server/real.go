@@ -29,6 +29,9 @@ func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api
 	}
 	s.undo.Add(func() { s.failed("close backend "+namespace.Name, b.Close()) })
 	s.openGateway(b)
+	if err := s.openImages(roots, b); err != nil {
+		return nil, nil, err
+	}
 	s.backends = map[string]isolation.Backend{namespace.Name: b}
 	return roots, roots.Build, nil
 }

@@ -26,6 +26,7 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/mcp"
+	"casemate.dev/internal/oci"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
@@ -51,6 +52,7 @@ type Server struct {
 	backends  map[string]isolation.Backend
 	gateway   *control.Gateway // nil where backends were injected
 	proxy     *proxy.Proxy     // what leaves goes through it; nil: directly
+	images    *oci.Service     // nil as well
 	manager   *sandbox.Manager
 	api       *api.API
 	e2b       *e2b.API
@@ -155,7 +157,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	// 10. The interfaces.
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build,
+		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Images: s.imageAPI(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)

@@ -41,6 +41,7 @@ func commands() map[string]func(ts *testscript.TestScript, neg bool, args []stri
 		"within":     cmdWithin,
 		"port":       cmdPort,
 		"sh":         cmdSh,
+		"image":      cmdImage,
 	}
 	for name := range actors() {
 		cmds[name] = func(ts *testscript.TestScript, neg bool, args []string) {

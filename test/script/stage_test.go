@@ -31,6 +31,8 @@ type stage struct {
 	socket  string // unix:///…
 	url     string // http://…
 	admin   *client.Client
+	// registry is the host of an image registry; "": there is none.
+	registry string
 }
 
 // actorKeys are the keys of one script's actors.
@@ -58,6 +60,7 @@ func (s *stage) setup(env *testscript.Env) error {
 	env.Setenv("USER_KEY", k.user)
 	env.Setenv("TCP_URL", s.url)
 	env.Setenv("HOME", env.WorkDir)
+	env.Setenv("REGISTRY", s.registry)
 	env.Setenv("HOSTILE", "evil=a\x1b]0;x\x07b\u202ec")
 	// A short directory, for servers that a script starts itself: sockets lie in it (unix(7)).
 	short, err := os.MkdirTemp("/tmp", "cms")
@@ -168,10 +171,11 @@ var _ sandbox.Roots = fakeRoots{}
 // startReal starts the program as a server of its own, as systemd would.
 func startReal(t *testing.T) *stage {
 	dir := testenv.RunDir(t)
-	s := &stage{real: true, program: buildProgram(t, testenv.Guest(t))}
+	s := &stage{real: true, program: buildProgram(t, testenv.Guest(t)), registry: startRegistry(t)}
 	run := filepath.Join(dir, "r")
 	cmd := exec.CommandContext(context.Background(), s.program, "serve", "--data-dir="+filepath.Join(dir, "d"),
-		"--run-dir="+run, "--keys-dir="+filepath.Join(dir, "k"), "--listen=127.0.0.1:0")
+		"--run-dir="+run, "--keys-dir="+filepath.Join(dir, "k"), "--listen=127.0.0.1:0",
+		"--insecure-registry="+s.registry)
 	log, err := os.Create(filepath.Join(t.TempDir(), "server.log"))
 	if err != nil {
 		t.Fatal(err)
