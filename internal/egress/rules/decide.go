@@ -284,12 +284,15 @@ func hint(q Query, raw bool) string {
 		return "udp://" + host + port
 	case q.Proto == ICMP:
 		return ""
-	case q.HTTP != nil && q.HTTP.Method != "":
-		scheme := "http"
+	case q.HTTP != nil && q.HTTP.Method != "" && (q.TLS == nil || q.Name != ""): // of addresses, TLS can't be looked into
+		scheme, path := "http", q.HTTP.Path
 		if q.TLS != nil {
 			scheme = "https"
 		}
-		return q.HTTP.Method + " " + scheme + "://" + host + port + q.HTTP.Path
+		if ambiguous(path) || strings.ContainsAny(path, "*?# ") {
+			path = "" // no rule by path would allow it, or only it
+		}
+		return q.HTTP.Method + " " + scheme + "://" + host + port + path
 	case q.Proto == DNS || !raw && (q.Port == portHTTP || q.Port == portHTTPS):
 		return host
 	}

@@ -392,6 +392,31 @@ func TestEarlyRefusalIsFinal(t *testing.T) {
 	})
 }
 
+// What is given as a hint is a rule, and with it, in front of the others, what was refused is allowed, or refused with the
+// next hint.
+func TestHintsAllow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		list, r := anyRules(t), anyQuery(t)
+		if r.HTTP != nil && rapid.Bool().Draw(t, "tls") {
+			r.TLS = &TLS{ServerName: r.Name}
+		}
+		for range 3 {
+			v := NewSet(list).Decide(r)
+			if v.Allow || v.Hint == "" {
+				return
+			}
+			rule, err := Parse(v.Hint, false)
+			if err != nil {
+				t.Fatalf("%+v: the hint is no rule: %v", v, err)
+			}
+			list = append([]Rule{rule}, list...)
+		}
+		if v := NewSet(list).Decide(r); !v.Allow {
+			t.Fatalf("rules %v\nquery %+v http %+v\nis still refused: %+v", list, r, r.HTTP, v)
+		}
+	})
+}
+
 func FuzzDecide(f *testing.F) {
 	f.Add("allow a.test\ndeny 10.0.0.0/8", "a.test", "10.0.0.1", uint16(443), "a.test", "GET", "/")
 	f.Fuzz(func(t *testing.T, list, host, addr string, port uint16, sni, method, path string) {
