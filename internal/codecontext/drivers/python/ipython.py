@@ -74,7 +74,7 @@ class Shell(base.InteractiveShell):
         pass  # the interpreter that runs is the one that was chosen
 
     def enable_gui(self, gui=None):
-        if gui:
+        if gui and gui != "inline":  # older ones call the backend so
             print(f"there is no screen here: event loop {gui!r} is not available", file=sys.stderr)
 
     def ask_exit(self):
