@@ -28,6 +28,7 @@ package egress
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -172,6 +173,15 @@ type RefusedError struct {
 
 // Error implements error.
 func (r *RefusedError) Error() string { return r.Target + ": " + r.Verdict.Reason }
+
+// FaultError says that an Inspector met a fault of its own, with where that was.
+type FaultError struct {
+	Fault any
+	Stack []byte
+}
+
+// Error implements error.
+func (f *FaultError) Error() string { return fmt.Sprintf("a fault: %v\n%s", f.Fault, f.Stack) }
 
 // EventType names what happened. Events go to the journal with the type "network." + EventType, or, where it
 // holds a dot, with the type of that name.

@@ -17,6 +17,7 @@ import (
 
 // TestKeys is one server for all attacks: starting it costs more than they do.
 func TestKeys(t *testing.T) {
+	t.Setenv(variable, "external-variable")
 	s := start(t)
 	s.Secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "TOOL_KEY"})
 	box := s.Box("allow "+api, "allow "+api+":80", "allow "+other)
@@ -41,6 +42,7 @@ func TestKeys(t *testing.T) {
 		{"other sandboxes", otherSandboxes},
 		{"rules about requests", requestRules},
 		{"rotation", rotation},
+		{"sources", sources},
 		{"model route", modelRoute},
 		{"a killed gateway", killedGateway},
 		{"a killed server", killedServer},

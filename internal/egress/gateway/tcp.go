@@ -170,7 +170,12 @@ func (c *conn) inspect(in *inner) {
 		},
 		Event: func(e egress.Event) { c.event(e) },
 	}
-	if err := c.s.gw.inspector.Serve(c.ctx, f); err != nil && !errors.Is(err, net.ErrClosed) {
+	err = c.s.gw.inspector.Serve(c.ctx, f)
+	var fault *egress.FaultError
+	switch {
+	case errors.As(err, &fault):
+		c.s.gw.log.Error("a fault ended an inspected connection", "sandbox", c.s.id, "target", rules.Target(c.judged()), "err", err)
+	case err != nil && !errors.Is(err, net.ErrClosed):
 		c.s.gw.log.Debug("inspected connection", "sandbox", c.s.id, "target", rules.Target(c.judged()), "err", err)
 	}
 }

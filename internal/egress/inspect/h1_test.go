@@ -458,3 +458,29 @@ func FuzzHTTP1(f *testing.F) {
 		_ = server.Close()
 	})
 }
+
+// TestFaultEndsOneConnection: a panic, whatever a client did to meet it, ends its connection; others go on.
+func TestFaultEndsOneConnection(t *testing.T) {
+	w := newWorld(t)
+	w.server(apiHost, 443, apiHost, func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, "ok") })
+	w.configure([]secret.Credential{cred(1, bindTo(secret.Bearer, "Authorization"))})
+	other := w.client(false)
+	if _, body := send(t, other, "GET", "https://"+apiHost+"/", ""); body != "ok" {
+		t.Fatal(body)
+	}
+	w.judge = func(q rules.HTTP) rules.Verdict {
+		if q.Path == "/fault" {
+			panic("a fault")
+		}
+		return rules.Verdict{Allow: true, Code: rules.Allowed}
+	}
+	for _, h2 := range []bool{false, true} {
+		if resp, err := w.client(h2).Get("https://" + apiHost + "/fault"); err == nil {
+			t.Errorf("h2 %v: status %d", h2, resp.StatusCode)
+			_ = resp.Body.Close()
+		}
+	}
+	if _, body := send(t, other, "GET", "https://"+apiHost+"/", ""); body != "ok" {
+		t.Errorf("another connection says %q", body)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -127,8 +128,13 @@ func (in *Inspector) Want(sandbox string, t egress.Target) egress.Want {
 	return egress.Pass
 }
 
-// Serve implements egress.Inspector.
-func (in *Inspector) Serve(ctx context.Context, f *egress.Flow) error {
+// Serve implements egress.Inspector. A fault of ours ends the connection that met it, not those of all sandboxes.
+func (in *Inspector) Serve(ctx context.Context, f *egress.Flow) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &egress.FaultError{Fault: v, Stack: debug.Stack()}
+		}
+	}()
 	defer func() { _ = f.Client.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = f.Client.Close() })
 	defer stop()
