@@ -198,6 +198,10 @@ func (d *differ) patch(out *FileDiff, path string, before, after *shownFile) err
 			return err
 		}
 	}
+	if d.left <= 0 {
+		out.LeftOut = LeftLimit
+		return nil
+	}
 	var texts [2][]byte
 	for i, f := range []*shownFile{before, after} {
 		if !regular(f) {

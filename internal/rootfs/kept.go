@@ -27,7 +27,7 @@ import (
 //
 // Each layer lies on others, and they on a template's. Overlayfs takes many, but each costs the start of
 // a sandbox a mount; so a layer that would lie on maxStack others lies on one that holds them all.
-const maxStack = 8
+const maxStack = 4
 
 // kept is what the store has of committed layers.
 type kept struct {

@@ -330,3 +330,62 @@ func TestDigest(t *testing.T) {
 		}
 	})
 }
+
+// What was changed in a workspace is merged as the root is; the folder of the host stays as it is.
+func TestMergeOfWorkspaces(t *testing.T) {
+	every(t, func(t *testing.T, s *Store) {
+		source := t.TempDir()
+		shell(t, source, `echo host >a; echo host >b; echo host >gone; mkdir d; echo host >d/x`)
+		request := []WorkspaceRequest{{Source: source, Target: "/work"}}
+		on := func(layer string, script string) Layer {
+			t.Helper()
+			id, p := plan(t, s, Request{Layer: layer, Workspaces: request})
+			w := p.Workspaces[0]
+			lowers := append(slices.Clone(w.Lowers), w.Source)
+			root := overlay(t, Plan{Lowers: lowers, Upper: w.Upper, Work: w.Work})
+			shell(t, root, script)
+			must(t, syscall.Unmount(root, 0))
+			l := commit(t, s, id, p)
+			must(t, s.Release(t.Context(), id))
+			return l
+		}
+		shown := func(l Layer) map[string]string {
+			t.Helper()
+			id, p := plan(t, s, Request{Layer: l.ID, Workspaces: request})
+			w := p.Workspaces[0]
+			root := overlay(t, Plan{Lowers: append(slices.Clone(w.Lowers), w.Source), Upper: w.Upper, Work: w.Work})
+			defer func() { must(t, syscall.Unmount(root, 0), s.Release(t.Context(), id)) }()
+			return scanned(t, root)
+		}
+		base := on("", "echo base >c")
+		ours, theirs := on(base.ID, "echo ours >a; rm c"), on(base.ID, "echo theirs >b; rm gone; chmod 700 d; echo new >d/y")
+		got, err := s.Merge(t.Context(), MergeRequest{}.of(base, ours, theirs))
+		must(t, err)
+		if len(got.Conflicts) > 0 {
+			t.Fatalf("%+v", got.Conflicts)
+		}
+		tree, o, th := shown(got.Layer), shown(ours), shown(theirs)
+		for path, want := range map[string]string{"a": o["a"], "b": th["b"], "d": th["d"], "d/y": th["d/y"], "d/x": o["d/x"], "gone": "", "c": ""} {
+			if tree[path] != want {
+				t.Errorf("%s is %q, want %q", path, tree[path], want)
+			}
+		}
+		var paths []string
+		for _, c := range got.Changes {
+			paths = append(paths, c.Op+" "+c.Path)
+		}
+		slices.Sort(paths)
+		if d := cmp.Diff([]string{"added /work/d/y", "modified /work/b", "modified /work/d", "removed /work/gone"}, paths); d != "" {
+			t.Errorf("changes (-want +got):\n%s", d)
+		}
+		clash := on(base.ID, "echo other >a")
+		got, err = s.Merge(t.Context(), MergeRequest{}.of(base, ours, clash))
+		must(t, err)
+		if len(got.Conflicts) != 1 || got.Conflicts[0].Path != "/work/a" {
+			t.Errorf("%+v", got.Conflicts)
+		}
+		if b, err := os.ReadFile(source + "/a"); err != nil || string(b) != "host\n" {
+			t.Errorf("the folder has %q, %v", b, err)
+		}
+	})
+}
