@@ -118,7 +118,7 @@ func (g *Gateway) addresses(ctx context.Context, q rules.Query, p *proxy.Client)
 func (g *Gateway) reachDirect(ctx context.Context, addrs []netip.Addr, q rules.Query) (net.Conn, reached, rules.Verdict) {
 	up, a, err := g.dialAny(ctx, addrs, q.Port)
 	if err != nil {
-		return nil, reached{}, unreachable(q, err)
+		return nil, reached{}, rules.Verdict{Code: rules.Unreachable, Reason: fmt.Sprintf("%s does not answer: %s", rules.Target(q), plain(err))}
 	}
 	return up, reached{addr: a, dialed: netip.AddrPortFrom(a, q.Port).String()}, rules.Verdict{Allow: true, Code: rules.Allowed}
 }
@@ -138,18 +138,23 @@ func (g *Gateway) reachAny(ctx context.Context, p *proxy.Client, addrs []netip.A
 // reachThrough asks the proxy for a connection to a host: an address that was judged, or a name.
 func (g *Gateway) reachThrough(ctx context.Context, p *proxy.Client, host string, a netip.Addr, q rules.Query) (net.Conn, reached, rules.Verdict) {
 	if p.Fault != "" {
-		return nil, reached{}, rules.Verdict{Code: rules.Unreachable, Reason: "the proxy " + p.String() + " can't be used: " + p.Fault}
+		return nil, reached{}, rules.Verdict{Code: rules.Unreachable, Reason: rules.Target(q) + ": the proxy " + p.String() + " can't be used: " + p.Fault}
 	}
 	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
 	defer cancel()
-	c, err := g.dialProxy(ctx, p)
-	if err == nil {
-		c, err = p.Connect(ctx, c, host, q.Port)
-	} else {
-		err = fmt.Errorf("the proxy %s can't be reached: %s", p.String(), plain(err))
+	fails := func(format string, args ...any) (net.Conn, reached, rules.Verdict) {
+		return nil, reached{}, rules.Verdict{Code: rules.Unreachable, Reason: rules.Target(q) + ": " + fmt.Sprintf(format, args...)}
 	}
+	c, err := g.dialProxy(ctx, p)
 	if err != nil {
-		return nil, reached{}, unreachable(q, err)
+		return fails("the proxy %s can't be reached: %s", p.String(), plain(err))
+	}
+	var refused *proxy.RefusedError
+	switch c, err = p.Connect(ctx, c, host, q.Port); {
+	case errors.As(err, &refused):
+		return fails("%s", refused)
+	case err != nil:
+		return fails("the proxy %s does not connect: %s", p.String(), plain(err))
 	}
 	dialed := net.JoinHostPort(host, strconv.Itoa(int(q.Port)))
 	return c, reached{addr: a, dialed: dialed, via: p.String()}, rules.Verdict{Allow: true, Code: rules.Allowed}
@@ -166,14 +171,4 @@ func (g *Gateway) dialProxy(ctx context.Context, p *proxy.Client) (net.Conn, err
 	}
 	c, _, err := g.dialAny(ctx, addrs, p.Port)
 	return c, err
-}
-
-// unreachable is the verdict where a connection is allowed and there is none.
-func unreachable(q rules.Query, err error) rules.Verdict {
-	reason := fmt.Sprintf("%s does not answer: %s", rules.Target(q), plain(err))
-	var refused *proxy.RefusedError
-	if errors.As(err, &refused) {
-		reason = rules.Target(q) + ": " + refused.Error()
-	}
-	return rules.Verdict{Code: rules.Unreachable, Reason: reason}
 }
