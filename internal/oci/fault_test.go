@@ -157,6 +157,35 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// TestKilled: a server that was killed in the midst of an import leaves nothing half imported, and the next one has
+// what was fetched.
+func TestKilled(t *testing.T) {
+	w := newWorld(t)
+	h, _, err := w.takeBlob(strings.NewReader("fetched, and not unpacked yet"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.store.NewDraft(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.workDir(), "left"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := New(w.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if !again.hasBlob(h) {
+		t.Error("what was fetched is gone")
+	}
+	again.begin()() // nothing came of it
+	if again.hasBlob(h) {
+		t.Error("a blob that nothing needs stays")
+	}
+	w.nothingHalf(t)
+}
+
 // TestHostileRegistry: what a registry answers that means ill, or is broken.
 func TestHostileRegistry(t *testing.T) {
 	testenv.NoLeaks(t)

@@ -93,7 +93,7 @@ func New(cfg Config) (*Service, error) {
 			return nil, err
 		}
 	}
-	s.sweep()
+	s.sweep(keepPartial) // an import that a server's death cut short goes on with what it had
 	return s, nil
 }
 
@@ -138,15 +138,15 @@ func (s *Service) begin() (end func()) {
 	return func() {
 		release()
 		s.active.Add(-1)
-		s.sweep()
+		s.sweep(0)
 	}
 }
 
 // keepPartial is how long the beginning of a blob is kept for an import that goes on with it.
 const keepPartial = 24 * time.Hour
 
-// sweep removes blobs that no imported layer came from, unless something is under way.
-func (s *Service) sweep() {
+// sweep removes blobs that no imported layer came from and that are of some age, unless something is under way.
+func (s *Service) sweep(age time.Duration) {
 	s.sweeping.Lock()
 	defer s.sweeping.Unlock()
 	if s.active.Load() > 0 {
@@ -163,7 +163,7 @@ func (s *Service) sweep() {
 			needed[n.Digest.Hex] = true
 		}
 	}
-	for dir, old := range map[string]time.Duration{s.blobDir(): 0, s.partialDir(): keepPartial} {
+	for dir, old := range map[string]time.Duration{s.blobDir(): age, s.partialDir(): keepPartial} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			s.log.Warn("list blobs", "error", err)
@@ -171,7 +171,7 @@ func (s *Service) sweep() {
 		}
 		for _, e := range entries {
 			st, err := e.Info()
-			if err != nil || old == 0 && needed[e.Name()] || time.Since(st.ModTime()) < old {
+			if err != nil || dir == s.blobDir() && needed[e.Name()] || time.Since(st.ModTime()) < old {
 				continue
 			}
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
