@@ -198,7 +198,7 @@ func ParseRef(s string) (Ref, error) {
 	}
 	rest, digest, hasDigest := strings.Cut(strings.TrimPrefix(s, "docker://"), "@")
 	tag, err := name.NewTag(rest)
-	if err != nil {
+	if err != nil || !validHost(tag.RegistryStr()) || !validPath(tag.RepositoryStr()) {
 		return Ref{}, bad(err)
 	}
 	r := Ref{repo: tag.Repository, tag: tag.TagStr()}
@@ -210,6 +210,33 @@ func ParseRef(s string) (Ref, error) {
 		r.digest = d.DigestStr()
 	}
 	return r, nil
+}
+
+// validHost reports whether a registry is a host's name or address, perhaps with a port.
+func validHost(s string) bool {
+	u, err := url.Parse("https://" + s)
+	if err != nil || u.Host != s || u.Port() == "" && strings.HasSuffix(s, ":") {
+		return false
+	}
+	if _, err := netip.ParseAddr(u.Hostname()); err == nil {
+		return true
+	}
+	for label := range strings.SplitSeq(u.Hostname(), ".") {
+		if label == "" || label[0] == '-' || strings.Trim(strings.ToLower(label), "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+			return false
+		}
+	}
+	return true
+}
+
+// validPath reports whether a repository is names with slashes between (distribution-spec, Pulling manifests).
+func validPath(s string) bool {
+	for part := range strings.SplitSeq(s, "/") {
+		if part == "" || strings.ContainsAny(part[:1]+part[len(part)-1:], "._-") {
+			return false
+		}
+	}
+	return true
 }
 
 // String is the whole name.
