@@ -60,6 +60,8 @@ type Client struct {
 	State *State
 	// Images brings OCI images here as templates, and takes templates and commits out.
 	Images *Images
+	// Builds builds templates by steps and from Dockerfiles.
+	Builds *Builds
 	// Journal reads what happened to them.
 	Journal *Journal
 	// System tells about the server, its templates and its keys.
@@ -188,6 +190,7 @@ func assemble(c *conn) *Client {
 		History:   &History{c, casematev1connect.NewHistoryServiceClient(c.http, c.base, opts...)},
 		State:     &State{c, casematev1connect.NewStateServiceClient(c.http, c.base, opts...)},
 		Images:    &Images{c, casematev1connect.NewImageServiceClient(c.http, c.base, opts...)},
+		Builds:    &Builds{c, casematev1connect.NewBuildServiceClient(c.http, c.base, opts...)},
 		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...)},
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),

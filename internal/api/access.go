@@ -55,6 +55,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_commit_proto,
 		v1.File_casemate_v1_state_proto,
 		v1.File_casemate_v1_image_proto,
+		v1.File_casemate_v1_build_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

@@ -26,6 +26,7 @@ import (
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/state"
+	"casemate.dev/internal/template"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -52,7 +53,9 @@ type Config struct {
 	Authority *Authority
 	// KeepAlive is the silence after which a stream shows that it still stands; 0: 15 s.
 	KeepAlive time.Duration
-	// BuildTemplate builds a template; nil: unsupported.
+	// Builder builds templates by steps and from Dockerfiles; nil: unsupported.
+	Builder *template.Builder
+	// BuildTemplate builds a template that comes with the server; nil: unsupported.
 	BuildTemplate BuildFunc
 	// Images moves templates and commits as images; nil: unsupported.
 	Images Images
@@ -133,6 +136,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewImageServiceHandler(&images{a}, opts...))
 	add(casematev1connect.NewHistoryServiceHandler(&history{a}, opts...))
 	add(casematev1connect.NewStateServiceHandler(&states{a}, opts...))
+	add(casematev1connect.NewBuildServiceHandler(&builds{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

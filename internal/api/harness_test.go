@@ -22,6 +22,7 @@ import (
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/state"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/template"
 )
 
 // harness is the API over a Manager with the fake backend, behind a real HTTP server.
@@ -92,9 +93,11 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	host := fake.NewHost()
 	t.Cleanup(host.Close)
 	h.fake = fake.New(fake.Config{Host: host})
+	layers := fakelayers.NewLayers()
+	layers.Files = t.TempDir()
 	events := journal.Open(db, journal.Options{})
 	h.manager, err = sandbox.New(sandbox.Config{
-		DB: db, Journal: events, Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{fakelayers.NewLayers()}, Gateway: noGateway{},
+		DB: db, Journal: events, Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{layers}, Gateway: noGateway{},
 		Defaults: sandbox.Defaults{Isolation: "fake"},
 	})
 	if err != nil {
@@ -110,6 +113,17 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 			t.Errorf("close manager: %v", err)
 		}
 	})
+	builder, err := template.New(t.Context(), template.Config{Manager: h.manager, DB: db, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := builder.Close(ctx); err != nil {
+			t.Errorf("close builder: %v", err)
+		}
+	})
 	vault, err := secret.Open(t.Context(), secret.Config{DB: db, Journal: events, Key: make([]byte, 32)})
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +133,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	keys := policy.NewKeys(db, nil)
 	h.admin, h.user = h.newKey(keys, true), h.newKey(keys, false)
 	cfg := Config{
-		Manager: h.manager, Keys: keys, Secrets: vault, State: documents, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
+		Manager: h.manager, Keys: keys, Secrets: vault, State: documents, Builder: builder, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
 		KeepAlive: 50 * time.Millisecond, Authority: &Authority{PEM: "a certificate", SHA256: "00ff"},
 		BuildTemplate: func(_ context.Context, name string, _ bool, progress func(string, float64, string)) (sandbox.Template, error) {
 			progress("unpack", 0.5, "unpacking "+name)

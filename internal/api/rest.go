@@ -55,6 +55,8 @@ func (a *API) twins() []twinRoute {
 		{Route{"GET", "/v1/state/{agent}/content", casematev1connect.StateServiceGetDocumentProcedure}, a.serveDocument},
 		{Route{"PUT", "/v1/state/{agent}/content", casematev1connect.StateServiceSetDocumentProcedure}, a.saveDocument},
 		{Route{"GET", "/v1/state/{agent}/watch", casematev1connect.StateServiceWatchDocumentsProcedure}, a.serveDocuments},
+		{Route{"GET", "/v1/builds/{build}/logs/stream", casematev1connect.BuildServiceFollowBuildProcedure}, a.serveBuildLogs},
+		{Route{"PUT", "/v1/build-files", casematev1connect.BuildServiceUploadBuildFilesProcedure}, a.saveBuildFiles},
 		{Route{"POST", "/v1/templates/{name}/build", casematev1connect.SystemServiceBuildTemplateProcedure}, a.serveBuild},
 		{Route{"POST", "/v1/images/pull", casematev1connect.ImageServicePullImageProcedure}, a.servePull},
 		{Route{"POST", "/v1/images/push", casematev1connect.ImageServicePushImageProcedure}, a.servePush},

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,13 +16,15 @@ func (a *app) templateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "template",
 		Aliases: []string{"templates"},
-		Short:   "List and build what sandboxes start from",
-		Long: `List and build templates, what sandboxes start from.
+		Short:   "List, build and compare what sandboxes start from",
+		Long: `List, build and compare templates, what sandboxes start from.
 
   host   this machine's /usr, read-only, with an /etc made up: nothing to download; profile locked only
   base   a Debian with bash, python3, git, curl and a user with sudo; built once
   code-interpreter
          base with IPython, numpy, pandas, matplotlib and Node.js; built once
+
+Others are built from a Dockerfile, without a container engine: casemate template build -t NAME DIR.
 
 Exit codes: 0, or 125 on failure.`,
 		Args: cobra.NoArgs,
@@ -35,7 +38,8 @@ Exit codes: 0, or 125 on failure.`,
 		Args:    exactly(0, "no arguments"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.listTemplates(cmd, args) },
 	}
-	cmd.AddCommand(list, a.templateBuildCmd())
+	cmd.AddCommand(list, a.templateBuildCmd(), a.templateShowCmd(), a.templateHistoryCmd(), a.templateLogsCmd(),
+		a.templateDiffCmd(), a.templateCancelCmd(), a.templateRmCmd())
 	return cmd
 }
 
@@ -45,7 +49,22 @@ func (a *app) listTemplates(cmd *cobra.Command, args []string) error {
 		if err != nil {
 			return cannot(err, "list templates")
 		}
+		built, err := c.Builds.List(ctx, &client.ListBuildsRequest{Latest: true})
+		if err != nil {
+			return cannot(err, "list templates")
+		}
+		for _, b := range built {
+			list = append(list, &client.Template{
+				Name: b.GetName(), Description: "built from " + b.GetFrom(), Ready: b.GetState() == client.BuildReady,
+				Profiles: []string{"-"}, SizeBytes: b.GetBytes(), BuiltAt: b.GetEndedAt(),
+			})
+		}
 		if a.json {
+			for _, t := range list {
+				if slices.Equal(t.GetProfiles(), []string{"-"}) {
+					t.Profiles = nil // those of what it is built from
+				}
+			}
 			return printList(a, "templates", list)
 		}
 		now := time.Now()
@@ -69,38 +88,315 @@ func (a *app) listTemplates(cmd *cobra.Command, args []string) error {
 	})(cmd, args)
 }
 
-func (a *app) templateBuildCmd() *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use:   "build NAME",
-		Short: "Build a built-in template",
-		Long: `Build a built-in template; base takes a few minutes and downloads packages with debootstrap.
-code-interpreter builds base too where it is missing, and adds Python packages and Node.js from this
-machine's Python package index, at fixed versions with checked hashes. A template that is there is left
-alone, unless you --force.
+// builtIn are the templates that come with the server and are built by their name.
+func builtIn(name string) bool { return name == "base" || name == "code-interpreter" }
 
-Exit codes: 0, or 125 when it could not be built.`,
-		Example: "  casemate template build base\n  casemate template build code-interpreter",
-		Args:    exactly(1, "one template"),
+// buildBuiltIn builds a template that comes with the server.
+func (a *app) buildBuiltIn(ctx context.Context, c *client.Client, name string, force bool) error {
+	start := time.Now()
+	bar := a.newProgress()
+	t, err := c.System.BuildTemplate(ctx, name, force, func(p *client.BuildProgress) {
+		bar.update(p.GetStep(), p.GetFraction(), p.GetLine())
+	})
+	bar.done()
+	if err != nil {
+		bar.tail()
+		return cannot(err, "build template %s", name)
+	}
+	if a.json {
+		return a.printJSON(t)
+	}
+	fmt.Fprintf(a.stdout, "template %s is ready: %s, in %s\n", clean(t.GetName()), formatSize(t.GetSizeBytes()), formatDuration(time.Since(start)))
+	return nil
+}
+
+func (a *app) templateShowCmd() *cobra.Command {
+	var lock bool
+	cmd := &cobra.Command{
+		Use:   "show [flags] TEMPLATE",
+		Short: "Show a template that was built, or one build of it",
+		Long: `Show what a template is made of: the newest build that is ready, or the build whose id is given. With --lock
+its lock file is printed as it is.
+
+Exit codes: 0, or 125 when there is none.`,
+		Example: "  casemate template show web\n  casemate template show web --lock > casemate.lock",
+		Args:    exactly(1, "one template, or a build's id"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			start := time.Now()
-			bar := a.newProgress()
-			t, err := c.System.BuildTemplate(ctx, args[0], force, func(p *client.BuildProgress) {
-				bar.update(p.GetStep(), p.GetFraction(), p.GetLine())
-			})
-			bar.done()
+			b, err := c.Builds.Get(ctx, args[0])
 			if err != nil {
-				bar.tail()
-				return cannot(err, "build template %s", args[0])
+				return cannot(err, "show template %s", args[0])
 			}
-			if a.json {
-				return a.printJSON(t)
+			switch {
+			case lock:
+				fmt.Fprint(a.stdout, b.GetLock())
+				return nil
+			case a.json:
+				return a.printJSON(b)
 			}
-			fmt.Fprintf(a.stdout, "template %s is ready: %s, in %s\n", clean(t.GetName()), formatSize(t.GetSizeBytes()), formatDuration(time.Since(start)))
+			a.showBuild(b)
 			return nil
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "build it again although it is there")
-	cmd.ValidArgs = []string{"base", "code-interpreter"}
+	cmd.Flags().BoolVar(&lock, "lock", false, "print the lock file alone")
 	return cmd
+}
+
+func (a *app) showBuild(b *client.Build) {
+	row := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(a.stdout, "%-11s %s\n", name, clean(value))
+		}
+	}
+	row("name", b.GetName())
+	row("build", b.GetId())
+	row("state", b.GetState())
+	row("commit", b.GetCommit())
+	row("from", b.GetFrom())
+	row("digest", b.GetDigest())
+	row("user", b.GetUser())
+	row("directory", b.GetDir())
+	for _, kv := range b.GetEnv() {
+		row("env", kv)
+	}
+	row("entrypoint", quoted(b.GetEntrypoint()))
+	row("cmd", quoted(b.GetCmd()))
+	row("exposed", strings.Join(b.GetExposed(), " "))
+	row("start", b.GetStart())
+	row("ready", b.GetReady())
+	if f := b.GetFailure(); f != nil {
+		row("failure", f.GetMessage())
+		row("", f.GetHint())
+	}
+	t := &table{head: []string{"STEP", "TOOK", "KEPT", "DIGEST", "WHAT"}}
+	for _, s := range b.GetSteps() {
+		kept := "-"
+		if s.GetCached() {
+			kept = "yes"
+		}
+		digest := strings.TrimPrefix(s.GetDigest(), "sha256:")
+		t.add(s.GetStep(), formatDuration(s.GetTook().AsDuration()), kept, digest[:min(12, len(digest))], s.GetText())
+	}
+	a.table(t)
+}
+
+func quoted(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%q", list)
+}
+
+func (a *app) templateHistoryCmd() *cobra.Command {
+	var limit int32
+	cmd := &cobra.Command{
+		Use:     "history [flags] [TEMPLATE]",
+		Aliases: []string{"builds"},
+		Short:   "List builds, the newest first",
+		Long:    "List the builds of a template, or all, the newest first.\n\nExit codes: 0, or 125 on failure.",
+		Example: "  casemate template history web",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			req := &client.ListBuildsRequest{Limit: limit}
+			if len(args) > 0 {
+				req.Name = args[0]
+			}
+			all, err := c.Builds.List(ctx, req)
+			if err != nil {
+				return cannot(err, "list builds")
+			}
+			if a.json {
+				return printList(a, "builds", all)
+			}
+			a.table(buildTable(all))
+			return nil
+		}),
+	}
+	cmd.Flags().Int32VarP(&limit, "limit", "n", 50, "at most so many")
+	return cmd
+}
+
+func buildTable(all []*client.Build) *table {
+	now := time.Now()
+	t := &table{head: []string{"BUILD", "TEMPLATE", "STATE", "STEPS", "BEGUN", "TOOK", "COMMIT"}}
+	for _, b := range all {
+		color := yellow
+		switch b.GetState() {
+		case client.BuildReady:
+			color = green
+		case client.BuildFailed:
+			color = red
+		}
+		took := "-"
+		if b.GetEndedAt() != nil && b.GetStartedAt() != nil {
+			took = formatDuration(when(b.GetEndedAt()).Sub(when(b.GetStartedAt())))
+		}
+		commit := b.GetCommit()
+		if commit == "" {
+			commit = "-"
+		}
+		t.add(b.GetId(), b.GetName(), cell{b.GetState(), color}, fmt.Sprintf("%d/%d", b.GetDone(), b.GetOf()),
+			ago(when(b.GetCreatedAt()), now), took, commit)
+	}
+	return t
+}
+
+func (a *app) templateLogsCmd() *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use:     "logs [flags] BUILD | TEMPLATE",
+		Short:   "Print a build's log",
+		Long:    "Print the log of a build. With --follow it stays until the build is over.\n\nExit codes: 0, or 125 on failure.",
+		Example: "  casemate template logs bld_0123456789abcdefghij",
+		Args:    exactly(1, "one build's id, or a template"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			show := func(e *client.BuildLogEntry) error {
+				if a.json {
+					return a.printJSON(e)
+				}
+				_, err := fmt.Fprintln(a.stdout, logLine(e))
+				return err
+			}
+			if follow {
+				_, err := c.Builds.Follow(ctx, args[0], 0, show)
+				return cannot(err, "follow build %s", args[0])
+			}
+			for offset := int32(0); ; {
+				page, err := c.Builds.Logs(ctx, args[0], offset, 0)
+				if err != nil {
+					return cannot(err, "read the log of build %s", args[0])
+				}
+				if len(page) == 0 {
+					return nil
+				}
+				for _, e := range page {
+					if err := show(e); err != nil {
+						return err
+					}
+				}
+				offset = page[len(page)-1].GetOffset() + 1
+			}
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "stay until the build is over")
+	return cmd
+}
+
+// logLine is an entry of a build's log for people.
+func logLine(e *client.BuildLogEntry) string {
+	mark := ""
+	if e.GetStream() != "" {
+		mark = "| "
+	}
+	return fmt.Sprintf("#%-8s %s%s", clean(e.GetStep()), mark, clean(e.GetText()))
+}
+
+func (a *app) templateDiffCmd() *cobra.Command {
+	var files bool
+	cmd := &cobra.Command{
+		Use:   "diff [flags] FROM TO",
+		Short: "Tell what two builds differ in",
+		Long: `Tell which packages, files and settings differ between two builds. Each is a build's id, or a template's name
+for its newest build that is ready.
+
+Exit codes: 0 when nothing differs, 1 when something does, or 125 on failure.`,
+		Example: "  casemate template diff bld_0123456789abcdefghij web",
+		Args:    exactly(2, "two templates or builds"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			d, err := c.Builds.Compare(ctx, args[0], args[1])
+			if err != nil {
+				return cannot(err, "compare %s and %s", args[0], args[1])
+			}
+			if a.json {
+				err = a.printJSON(d)
+			} else {
+				err = a.showDifference(d, files)
+			}
+			if err == nil && len(d.GetPackages())+len(d.GetFiles())+len(d.GetSettings()) > 0 {
+				err = &exitError{code: 1}
+			}
+			return err
+		}),
+	}
+	cmd.Flags().BoolVar(&files, "files", false, "list all files; else only how many differ")
+	return cmd
+}
+
+func (a *app) showDifference(d *client.BuildDifference, files bool) error {
+	color := a.color(a.stdout)
+	line := func(name, place, from, to string) {
+		text := clean(name)
+		if place != "" {
+			text += paint(" in "+clean(place), faint, color)
+		}
+		switch {
+		case from == "":
+			fmt.Fprintf(a.stdout, "%s %s: %s\n", paint("+", green, color), text, clean(to))
+		case to == "":
+			fmt.Fprintf(a.stdout, "%s %s: %s\n", paint("-", red, color), text, clean(from))
+		default:
+			fmt.Fprintf(a.stdout, "%s %s: %s -> %s\n", paint("~", yellow, color), text, clean(from), clean(to))
+		}
+	}
+	for _, p := range d.GetPackages() {
+		line(p.GetManager()+" "+p.GetName(), p.GetPlace(), p.GetFrom(), p.GetTo())
+	}
+	for _, s := range d.GetSettings() {
+		line(s.GetName(), "", s.GetFrom(), s.GetTo())
+	}
+	if files {
+		if err := a.printChanges(d.GetFiles(), nil); err != nil {
+			return err
+		}
+	} else if n := len(d.GetFiles()); n > 0 {
+		fmt.Fprintf(a.stdout, "%s differ (--files lists them)\n", plural(int64(n), "file", "files"))
+	}
+	if d.GetMoreFiles() {
+		a.note("there are more files than are listed")
+	}
+	if len(d.GetPackages())+len(d.GetFiles())+len(d.GetSettings()) == 0 {
+		fmt.Fprintln(a.stdout, "nothing differs")
+	}
+	return nil
+}
+
+func (a *app) templateCancelCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:     "cancel BUILD",
+		Short:   "End a build",
+		Long:    "End a build. One that is over stays as it is.\n\nExit codes: 0, or 125 on failure.",
+		Example: "  casemate template cancel bld_0123456789abcdefghij",
+		Args:    exactly(1, "one build's id"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			b, err := c.Builds.Cancel(ctx, args[0])
+			if err != nil {
+				return cannot(err, "cancel build %s", args[0])
+			}
+			if a.json {
+				return a.printJSON(b)
+			}
+			fmt.Fprintln(a.stdout, b.GetState())
+			return nil
+		}),
+	}
+}
+
+func (a *app) templateRmCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "rm TEMPLATE...",
+		Short: "Remove templates that were built",
+		Long: `Remove templates with all their builds. Sandboxes that were started from them keep what they need.
+Templates that come with the server stay.
+
+Exit codes: 0, or 125 when one could not be removed.`,
+		Example: "  casemate template rm web",
+		Args:    atLeast(1, "the templates to remove"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			for _, name := range args {
+				if err := c.Builds.Delete(ctx, name); err != nil {
+					return cannot(err, "remove template %s", name)
+				}
+			}
+			return nil
+		}),
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"time"
@@ -17,8 +16,8 @@ import (
 // resolved through a symbolic link, and nothing but regular files and directories is opened. Its methods are
 // for one goroutine. While it is open, no layer is removed: Close it soon.
 type Tree struct {
-	store *Store
-	view  view
+	view    view
+	release func()
 }
 
 // File is one file of a Tree.
@@ -39,20 +38,29 @@ type File struct {
 // Tree opens the files of a committed layer. NotFound: there is none of that id.
 func (s *Store) Tree(layer string) (*Tree, error) {
 	s.kept.change.RLock()
-	t := &Tree{store: s}
 	dirs, _, err := s.layersOf(State{Layer: layer})
-	for _, dir := range dirs {
-		if err != nil {
-			break
-		}
-		var root *os.File
-		if root, err = fd.OpenRoot(dir); err == nil {
-			t.view = append(t.view, root)
-		}
+	var t *Tree
+	if err == nil {
+		t, err = OpenTree(dirs)
 	}
 	if err != nil {
-		t.Close()
+		s.kept.change.RUnlock()
 		return nil, err
+	}
+	t.release = s.kept.change.RUnlock
+	return t, nil
+}
+
+// OpenTree opens what directories show that lie on each other, the topmost first. Nobody changes them meanwhile.
+func OpenTree(dirs []string) (*Tree, error) {
+	t := &Tree{release: func() {}}
+	for _, dir := range dirs {
+		root, err := fd.OpenRoot(dir)
+		if err != nil {
+			t.Close()
+			return nil, err
+		}
+		t.view = append(t.view, root)
 	}
 	return t, nil
 }
@@ -62,7 +70,7 @@ func (t *Tree) Close() {
 	for _, root := range t.view {
 		_ = root.Close()
 	}
-	t.store.kept.change.RUnlock()
+	t.release()
 }
 
 // Lstat describes what the tree shows at a path. The error matches fs.ErrNotExist where that is nothing.

@@ -96,6 +96,9 @@ type CommitOptions struct {
 	Tag string
 	// Automatic says that it is made on the way to something else.
 	Automatic bool
+	// Settle takes out of what was changed since the commit before what tells when that was: no file bears a
+	// later time, and logs are empty; see rootfs.Store.Settle. Zero: everything stays as it is.
+	Settle time.Time
 	// Shape changes what a sandbox that starts from the commit has where its creator says nothing; nil: it has
 	// what the sandbox has.
 	Shape func(*Spec)
@@ -172,6 +175,11 @@ func (m *Manager) commit(ctx context.Context, actor string, b *box, o CommitOpti
 		return Commit{}, err
 	}
 	layer, frozen, err := m.keepLayer(ctx, b, now)
+	if err == nil && !o.Settle.IsZero() {
+		bytes := layer.Bytes
+		layer, err = m.cfg.Roots.Settle(ctx, layer.ID, o.Settle)
+		layer.Bytes += bytes
+	}
 	if err != nil {
 		return Commit{}, err
 	}

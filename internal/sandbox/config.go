@@ -95,6 +95,8 @@ type Roots interface {
 	Changes(ctx context.Context, id string, p rootfs.Plan, workspace string) ([]rootfs.Change, error)
 	// Compare tells which files differ between two states.
 	Compare(ctx context.Context, from, to rootfs.State) ([]rootfs.Change, error)
+	// Settle returns a layer like one that was just committed, but without what tells when it was made.
+	Settle(ctx context.Context, layer string, until time.Time) (rootfs.Layer, error)
 	// Tree opens the files of a committed layer for reading.
 	Tree(layer string) (*rootfs.Tree, error)
 	// Diff tells which files differ between two states, and how.

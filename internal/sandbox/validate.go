@@ -111,7 +111,7 @@ func (c *checker) env(env map[string]string) {
 // user checks a user, perhaps with a group after a colon.
 func (c *checker) user(u string) {
 	if user, group, ok := strings.Cut(u, ":"); ok {
-		c.that(user != "" && group != "", "as in app:app or 1000:1000", "user %s names no user, or no group", quote(u))
+		c.that(user != "" && group != "" && !strings.Contains(group, ":"), "as in app:app or 1000:1000", "user %s names no user, or no group", quote(u))
 		c.user(user)
 		c.user(group)
 		return

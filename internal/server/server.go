@@ -32,6 +32,7 @@ import (
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/state"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/template"
 	"casemate.dev/internal/tlscert"
 	"casemate.dev/internal/usage"
 )
@@ -54,6 +55,7 @@ type Server struct {
 	proxy     *proxy.Proxy     // what leaves goes through it; nil: directly
 	images    *oci.Service     // nil as well
 	manager   *sandbox.Manager
+	builder   *template.Builder
 	api       *api.API
 	e2b       *e2b.API
 	e2bOpen   chan struct{} // closed once e2b is set
@@ -139,14 +141,18 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	documents := state.New(state.Config{DB: s.db, Journal: events, Sandboxes: s.manager, MaxBytes: cfg.StatePerKey, Log: s.log})
 	s.background(ctx, documents.Run)
-	// 8. Keys: the first one is made before the first request could need it.
+	// 8. What builds templates, and cleans up after builds that were cut off.
+	if err := s.openBuilder(ctx); err != nil {
+		return nil, err
+	}
+	// 9. Keys: the first one is made before the first request could need it.
 	keys := policy.NewKeys(s.db, nil)
 	if path, err := keys.First(ctx, cfg.KeysDir); err != nil {
 		return nil, err
 	} else if path != "" {
 		s.log.Info("made the first API key", slog.String("file", path))
 	}
-	// 9. Ways in, and what the server shows there to be known by. The addresses are taken, but nobody is
+	// 10. Ways in, and what the server shows there to be known by. The addresses are taken, but nobody is
 	// answered before Run: which ports they have is known only now, and the interfaces tell of them.
 	if err := s.listen(ctx); err != nil {
 		return nil, err
@@ -154,10 +160,10 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.openTLS(); err != nil {
 		return nil, err
 	}
-	// 10. The interfaces.
+	// 11. The interfaces.
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Images: s.imageAPI(),
+		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)
@@ -246,6 +252,22 @@ func (s *Server) closeManager() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s.failed("close manager", s.manager.Close(ctx, s.cfg.StopSandboxes))
+}
+
+// openBuilder opens what builds templates. It closes before the manager, whose sandboxes it uses.
+func (s *Server) openBuilder(ctx context.Context) (err error) {
+	s.builder, err = template.New(ctx, template.Config{
+		Manager: s.manager, DB: s.db, Dir: filepath.Join(s.cfg.DataDir, "builds"), Log: s.log,
+	})
+	if err != nil {
+		return fmt.Errorf("open builder: %w", err)
+	}
+	s.undo.Add(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		s.failed("close builder", s.builder.Close(ctx))
+	})
+	return nil
 }
 
 func (s *Server) openStore(ctx context.Context) (err error) {

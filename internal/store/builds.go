@@ -33,18 +33,19 @@ func DropBuild(id string) Write {
 
 // BuildQuery selects builds. Empty fields select all.
 type BuildQuery struct {
-	ID    string
-	Owner string
-	Name  string
-	State string
-	Limit int // 0: no limit
+	ID     string
+	Owner  string
+	Name   string
+	State  string
+	Target string
+	Limit  int // 0: no limit
 }
 
 // Builds returns builds, the newest first.
 func (db *DB) Builds(ctx context.Context, q BuildQuery) ([]Build, error) {
 	var where []string
 	var args []any
-	for _, c := range [][2]string{{"id", q.ID}, {"owner", q.Owner}, {"name", q.Name}, {"state", q.State}} {
+	for _, c := range [][2]string{{"id", q.ID}, {"owner", q.Owner}, {"name", q.Name}, {"state", q.State}, {"target", q.Target}} {
 		if c[1] != "" {
 			where = append(where, c[0]+" = ?")
 			args = append(args, c[1])

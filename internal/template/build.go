@@ -58,6 +58,9 @@ type Request struct {
 	Timeout, StepTimeout time.Duration
 	// NoCache runs every step, whatever is kept.
 	NoCache bool
+	// Locked is what the result must be made of: a build whose result is another fails, and says what moved.
+	// nil: whatever there is.
+	Locked *Lock
 	// Epoch is the time that files of the result bear at most (SOURCE_DATE_EPOCH); zero: 1980-01-01.
 	Epoch time.Time
 }
@@ -115,9 +118,11 @@ type Build struct {
 	Ready  string         `json:"ready,omitempty"`
 	// Image is the result's configuration, Env its environment, User and Dir its defaults.
 	Image sandbox.Settings `json:"image"`
-	Env   []string            `json:"env,omitempty"`
-	User  string              `json:"user,omitempty"`
-	Dir   string              `json:"dir,omitempty"`
+	Env   []string         `json:"env,omitempty"`
+	User  string           `json:"user,omitempty"`
+	Dir   string           `json:"dir,omitempty"`
+	// Lock is what the result is made of; nil: it is not ready.
+	Lock *Lock `json:"lock,omitempty"`
 	// Bytes is what the steps that ran took beyond what was kept already.
 	Bytes int64 `json:"bytes"`
 }

@@ -338,8 +338,23 @@ func (bd *Build) fail(err error, step string) {
 	}
 }
 
-// Get returns a build by its id. NotFound: there is none that p may see.
-func (b *Builder) Get(ctx context.Context, p sandbox.Principal, buildID string) (Build, error) {
+// Get returns a build by its id, or the newest of a template by the template's name; of several that are over, the
+// newest that is ready. NotFound: there is none that p may see.
+func (b *Builder) Get(ctx context.Context, p sandbox.Principal, ref string) (Build, error) {
+	if strings.HasPrefix(ref, id.Build) {
+		return b.byID(ctx, p, ref)
+	}
+	all, err := b.List(ctx, p, Query{Name: ref, Latest: true, Limit: 1})
+	if err != nil {
+		return Build{}, err
+	}
+	if len(all) == 0 || ref == "" {
+		return Build{}, errs.New(errs.NotFound, "no template %q was built here", ref).WithHint("casemate template ls shows them")
+	}
+	return all[0], nil
+}
+
+func (b *Builder) byID(ctx context.Context, p sandbox.Principal, buildID string) (Build, error) {
 	if run := b.find(buildID); run != nil {
 		if build := run.snapshot(); sees(p, build.Owner) {
 			return build, nil
@@ -373,27 +388,29 @@ func noBuild(buildID string) error {
 }
 
 // Logs returns entries of a build's log from an offset on, at most limit; 0: all.
-func (b *Builder) Logs(ctx context.Context, p sandbox.Principal, buildID string, offset, limit int) ([]LogEntry, error) {
-	if _, err := b.Get(ctx, p, buildID); err != nil {
+func (b *Builder) Logs(ctx context.Context, p sandbox.Principal, ref string, offset, limit int) ([]LogEntry, error) {
+	build, err := b.Get(ctx, p, ref)
+	if err != nil {
 		return nil, err
 	}
-	if run := b.find(buildID); run != nil {
+	if run := b.find(build.ID); run != nil {
 		page, _ := run.log.page(offset, limit)
 		return page, nil
 	}
-	all, err := readLog(ctx, b.logPath(buildID))
+	all, err := readLog(ctx, b.logPath(build.ID))
 	return pageOf(all, offset, limit), err
 }
 
 // Follow calls each for the entries of a build's log from an offset on, those to come included, until the build
 // is over, and returns it.
-func (b *Builder) Follow(ctx context.Context, p sandbox.Principal, buildID string, offset int, each func(LogEntry) error) (Build, error) {
-	if _, err := b.Get(ctx, p, buildID); err != nil {
+func (b *Builder) Follow(ctx context.Context, p sandbox.Principal, ref string, offset int, each func(LogEntry) error) (Build, error) {
+	build, err := b.Get(ctx, p, ref)
+	if err != nil {
 		return Build{}, err
 	}
-	run := b.find(buildID)
+	run := b.find(build.ID)
 	if run == nil {
-		return b.replay(ctx, p, buildID, offset, each)
+		return b.replay(ctx, p, build.ID, offset, each)
 	}
 	for {
 		page, more := run.log.page(offset, 0)
@@ -432,18 +449,19 @@ func (b *Builder) replay(ctx context.Context, p sandbox.Principal, buildID strin
 }
 
 // Wait returns a build once it is over.
-func (b *Builder) Wait(ctx context.Context, p sandbox.Principal, buildID string) (Build, error) {
-	return b.Follow(ctx, p, buildID, maxLogEntries*2, func(LogEntry) error { return nil })
+func (b *Builder) Wait(ctx context.Context, p sandbox.Principal, ref string) (Build, error) {
+	return b.Follow(ctx, p, ref, maxLogEntries*2, func(LogEntry) error { return nil })
 }
 
 // Cancel ends a build, and returns it once nothing is left of it. One that is over stays as it is.
-func (b *Builder) Cancel(ctx context.Context, p sandbox.Principal, buildID string) (Build, error) {
-	if _, err := b.Get(ctx, p, buildID); err != nil {
+func (b *Builder) Cancel(ctx context.Context, p sandbox.Principal, ref string) (Build, error) {
+	build, err := b.Get(ctx, p, ref)
+	if err != nil {
 		return Build{}, err
 	}
-	run := b.find(buildID)
+	run := b.find(build.ID)
 	if run == nil {
-		return b.Get(ctx, p, buildID)
+		return b.byID(ctx, p, build.ID)
 	}
 	run.cancel(errCanceled)
 	select {
@@ -499,7 +517,7 @@ func (b *Builder) List(ctx context.Context, p sandbox.Principal, q Query) ([]Bui
 	return all, nil
 }
 
-// latest leaves one build of each template.
+// latest leaves one build of each template: the newest that is ready, or the newest where none is.
 func latest(all []Build) []Build {
 	var out []Build
 	at := map[[2]string]int{}
@@ -515,21 +533,6 @@ func latest(all []Build) []Build {
 		}
 	}
 	return out
-}
-
-// Latest returns the newest build of a template that is ready. A name may be a build's id.
-func (b *Builder) Latest(ctx context.Context, p sandbox.Principal, name string) (Build, error) {
-	if strings.HasPrefix(name, id.Build) {
-		return b.Get(ctx, p, name)
-	}
-	all, err := b.List(ctx, p, Query{Name: name, Latest: true, Limit: 1})
-	if err != nil {
-		return Build{}, err
-	}
-	if len(all) == 0 || name == "" {
-		return Build{}, errs.New(errs.NotFound, "no template %q was built here", name).WithHint("casemate template ls shows them")
-	}
-	return all[0], nil
 }
 
 // Delete removes a template: all its builds, their logs, and the commits that came of them with their tags.

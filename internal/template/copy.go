@@ -58,16 +58,10 @@ func (a *copyAction) open(ctx context.Context, x *execution) (*source, error) {
 		return &source{tree: x.files.byHash[a.hash], close: nothing}, nil
 	case a.stage != nil:
 		s := x.done[a.stage]
-		if s.commit == "" { // a template that nothing was done to
-			var err error
-			if s, err = x.committed(ctx, s); err != nil {
-				return nil, err
-			}
-		}
 		commit, key = s.commit, s.key
 	case a.image != "":
 		s, err := x.base(ctx, a.image)
-		if err == nil && s.commit == "" {
+		if err == nil {
 			s, err = x.committed(ctx, s)
 		}
 		if err != nil {
@@ -87,8 +81,14 @@ func (a *copyAction) open(ctx context.Context, x *execution) (*source, error) {
 	return &source{tree: layerTree{t}, key: key, close: t.Close}, nil
 }
 
-// committed makes a commit of a template that nothing was done to.
+// committed makes a commit of a template that nothing was done to, so that all that is compared is one.
 func (x *execution) committed(ctx context.Context, s *state) (*state, error) {
+	if s.commit != "" {
+		return s, nil
+	}
+	forced := x.forced
+	defer func() { x.forced = forced }()
+	x.forced = false // there is nothing to do again
 	c := s.clone()
 	_, err := x.perform(ctx, c, &work{parts: []string{"nothing"}, run: func(context.Context, *box) error { return nil }}, StepResult{})
 	return c, err

@@ -525,6 +525,9 @@ func (s *dockerStep) run(c *instructions.RunCommand) *runAction {
 		if m.Mode != nil {
 			out.mode = uint32(*m.Mode) & 0o7777
 		}
+		if m.UID != nil {
+			out.owner = strconv.FormatUint(*m.UID, 10)
+		}
 		if m.Type == instructions.MountTypeBind || m.From != "" {
 			out.source = &copyAction{sources: []string{or(m.Source, "/")}}
 			s.copyFrom(out.source, m.From)

@@ -31,8 +31,9 @@ type execution struct {
 	step string
 	// done are the states of stages that are done.
 	done map[*stage]*state
-	// begun is what the result's stage began with.
-	begun *state
+	// bottoms are what stages stand on at last, and begun that of the stage that is under way.
+	bottoms map[*stage]*state
+	begun   *state
 	// forced says that a step was forced, so that those after it run, too.
 	forced bool
 }
@@ -59,7 +60,7 @@ func (x *execution) sayEnd(build Build, err error) {
 
 // build runs the plan.
 func (x *execution) build(ctx context.Context) error {
-	x.done = map[*stage]*state{}
+	x.done, x.bottoms = map[*stage]*state{}, map[*stage]*state{}
 	var last *state
 	for _, st := range x.todo.stages {
 		var err error
@@ -78,9 +79,12 @@ func (x *execution) stage(ctx context.Context, st *stage) (*state, error) {
 	if err != nil {
 		return nil, atStep(err, StepBase, st.at, "FROM "+st.base)
 	}
-	if st == x.todo.stages[len(x.todo.stages)-1] {
-		x.begun = s.clone()
+	if st.from == nil {
+		x.bottoms[st] = s.clone()
+	} else {
+		x.bottoms[st] = x.bottoms[st.from]
 	}
+	x.begun = x.bottoms[st] // the last stage's is the result's
 	for _, o := range st.ops {
 		x.step = o.step
 		if err := ctx.Err(); err != nil {
@@ -102,6 +106,9 @@ func (x *execution) begin(ctx context.Context, st *stage) (*state, error) {
 	} else {
 		var err error
 		if s, err = x.base(ctx, st.base); err != nil {
+			return nil, err
+		}
+		if s, err = x.committed(ctx, s); err != nil {
 			return nil, err
 		}
 		x.say(Info, "FROM %s", st.base)
@@ -136,7 +143,7 @@ func (x *execution) base(ctx context.Context, ref string) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	return x.fromCommit(ctx, c)
+	return x.fromCommit(ctx, ref, c)
 }
 
 // fromTemplate returns the state that a template is.
@@ -150,7 +157,9 @@ func (x *execution) fromTemplate(t sandbox.Template) *state {
 		// It comes with the server: its user is for who uses a sandbox, and building upon it is root's.
 		s.user, s.dir = t.Settings.User, t.Settings.Dir
 		s.key = digest("template", t.Name, t.BuiltAt.UTC().Format(time.RFC3339Nano), string(s.profile))
+		s.lock = LockBase{Name: t.Name}
 	} else {
+		s.lock = LockBase{Name: t.Source, Digest: t.Digest}
 		s.image = cloneImage(t.Settings)
 		s.image.Env, s.user, s.dir = nil, "root", "/"
 		s.key = digest("image", t.Digest, string(s.profile))
@@ -160,7 +169,7 @@ func (x *execution) fromTemplate(t sandbox.Template) *state {
 }
 
 // fromCommit returns the state that a commit is.
-func (x *execution) fromCommit(ctx context.Context, c sandbox.Commit) (*state, error) {
+func (x *execution) fromCommit(ctx context.Context, ref string, c sandbox.Commit) (*state, error) {
 	env, err := x.b.m.CommitEnv(ctx, x.p, c.ID)
 	if err != nil {
 		return nil, err
@@ -173,7 +182,7 @@ func (x *execution) fromCommit(ctx context.Context, c sandbox.Commit) (*state, e
 		s.image = cloneImage(*c.Spec.Image)
 	}
 	s.image.User, s.image.Dir = or(x.req.User, s.image.User), or(x.req.Dir, s.image.Dir)
-	s.key = digest("commit", c.ID, string(s.profile))
+	s.key, s.lock = digest("commit", c.ID, string(s.profile)), LockBase{Name: ref, Digest: c.ID}
 	return s, nil
 }
 
@@ -261,6 +270,11 @@ func (x *execution) perform(ctx context.Context, s *state, w *work, result StepR
 		return result, err
 	}
 	result.Commit = made.ID
+	if s.commit != "" {
+		if result.Digest, err = x.digestBetween(ctx, s.commit, made.ID); err != nil {
+			return result, err
+		}
+	}
 	body, err := json.Marshal(keptStep{Digest: result.Digest})
 	if err != nil {
 		return result, err
@@ -296,7 +310,7 @@ func (x *execution) inBox(ctx context.Context, s *state, w *work) (sandbox.Commi
 		return sandbox.Commit{}, err
 	}
 	return x.b.m.MakeCommit(ctx, x.p, b.id, sandbox.CommitOptions{
-		Message: "step " + x.step + " of " + x.req.Name, Automatic: true,
+		Message: "step " + x.step + " of " + x.req.Name, Automatic: true, Settle: x.epoch(),
 		Shape: func(spec *sandbox.Spec) { x.shape(spec, s) },
 	})
 }

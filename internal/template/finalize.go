@@ -15,6 +15,16 @@ func (x *execution) finalize(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
+	lock, err := x.makeLock(ctx, s)
+	if err != nil {
+		return fmt.Errorf("find out what the result is made of: %w", err)
+	}
+	if x.req.Locked != nil {
+		if err := drift(x.req.Locked, lock); err != nil {
+			return err
+		}
+		x.say(Info, "the result is what the lock file says: %d packages, %s", len(lock.Packages), short(lock.Digest))
+	}
 	made, err := x.commit(ctx, s, service)
 	if err != nil {
 		return err
@@ -36,6 +46,7 @@ func (x *execution) finalize(ctx context.Context, s *state) error {
 	}
 	x.run.change(func(bd *Build) {
 		bd.Commit, bd.Image, bd.Env = made.ID, cloneImage(s.image), s.env.list()
+		bd.Lock = lock
 		bd.User, bd.Dir = made.Spec.User, made.Spec.Dir
 		bd.Bytes += made.Bytes
 	})

@@ -73,6 +73,15 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, dir: t.TempDir(), host: fake.NewHost(), roots: &roots{Layers: fakelayers.NewLayers(), held: map[string]bool{}}}
 	t.Cleanup(w.host.Close)
+	w.roots.Files = t.TempDir()
+	for _, dir := range []string{"home", "home/user"} {
+		if err := os.Mkdir(filepath.Join(w.roots.Files, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(w.roots.Files, "home/user/new"), []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	return w
 }
 

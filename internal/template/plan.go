@@ -84,6 +84,8 @@ type state struct {
 	env   vars
 	args  map[string]string
 	image sandbox.Settings
+	// lock is what a lock file says of what it began with.
+	lock LockBase
 	// user and dir are what a base has where neither it nor a step says them.
 	user, dir string
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 )
 
@@ -38,8 +39,14 @@ func (a *runAction) prepare(ctx context.Context, x *execution, s *state) (*work,
 			}
 		}
 	}
-	if _, set := c.env["SOURCE_DATE_EPOCH"]; !set {
-		c.env["SOURCE_DATE_EPOCH"] = strconv.FormatInt(x.epoch().Unix(), 10)
+	// What tools are asked to do so that a build gives the same files again, unless the build says otherwise.
+	for name, value := range map[string]string{
+		"SOURCE_DATE_EPOCH": strconv.FormatInt(x.epoch().Unix(), 10), "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+		"DEBIAN_FRONTEND": "noninteractive",
+	} {
+		if _, set := c.env[name]; !set {
+			c.env[name] = value
+		}
 	}
 	switch {
 	case a.script != "" && !strings.HasPrefix(a.script, "#!"):
@@ -107,6 +114,7 @@ type mount struct {
 	// source is what it shows; nil: nothing, as a cache that is empty.
 	source *copyAction
 	mode   uint32
+	owner  string // of an empty one; "": who the command runs as
 }
 
 // placement is a mount of one step.
@@ -115,13 +123,17 @@ type placement struct {
 	parts  []string
 	fill   *work
 	mode   uint32
+	owner  string
 	aside  string // where what was there lies meanwhile; "": there was nothing
 	made   string // the topmost directory that was made for it; "": none
 }
 
 func (m mount) prepare(ctx context.Context, x *execution, s *state) (*placement, error) {
-	p := &placement{target: s.resolve(m.target), mode: m.mode}
-	p.parts = []string{"mount", p.target}
+	p := &placement{target: s.resolve(m.target), mode: m.mode, owner: or(m.owner, s.runUser())}
+	if p.target == "/" {
+		return nil, errs.New(errs.InvalidArgument, "RUN --mount: the target / would hide everything").WithHint("name a directory below it")
+	}
+	p.parts = []string{"mount", p.target, p.owner, strconv.FormatUint(uint64(p.mode), 8)}
 	if m.source == nil {
 		return p, nil
 	}
@@ -155,7 +167,11 @@ func (p *placement) put(ctx context.Context, b *box) error {
 	if p.fill != nil {
 		return p.fill.run(ctx, b)
 	}
-	r := sandbox.MakeDirRequest{PathRequest: asRoot(p.target), Mode: or(p.mode, 0o755), Parents: true}
+	if err := b.makeDir(ctx, path.Dir(p.target), ""); err != nil {
+		return err
+	}
+	r := sandbox.MakeDirRequest{PathRequest: asRoot(p.target), Mode: or(p.mode, 0o755)}
+	r.User = p.owner
 	_, err = b.files.MakeDir(ctx, r)
 	return err
 }

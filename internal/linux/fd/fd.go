@@ -85,6 +85,15 @@ func OpenDir(root *os.File, path string) (*os.File, error) {
 // OpenFile opens a regular file below root for reading. Anything else gives EINVAL and is not opened:
 // opening a FIFO waits, a device acts.
 func OpenFile(root *os.File, path string) (*os.File, error) {
+	return openRegular(root, path, unix.O_RDONLY)
+}
+
+// EditFile is OpenFile for reading and writing.
+func EditFile(root *os.File, path string) (*os.File, error) {
+	return openRegular(root, path, unix.O_RDWR)
+}
+
+func openRegular(root *os.File, path string, flags uint64) (*os.File, error) {
 	f, err := below(root, path, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
 		return nil, err
@@ -99,7 +108,7 @@ func OpenFile(root *os.File, path string) (*os.File, error) {
 	}
 	// Through the descriptor, so that it is the inode just looked at.
 	return open(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(int(f.Fd())), &unix.OpenHow{
-		Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY,
+		Flags: flags | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY,
 	})
 }
 
@@ -123,6 +132,11 @@ func Lstat(root *os.File, path string) (Info, error) {
 	}
 	defer f.Close()
 	return Stat(f)
+}
+
+// SetTime sets the time of name in dir, which is not followed, to so many seconds since 1970.
+func SetTime(dir *os.File, name string, seconds int64) error {
+	return setTime(int(dir.Fd()), name, unix.Timespec{Sec: seconds})
 }
 
 func lstatAt(dir int, name string) (Info, error) {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/rootfs"
@@ -21,6 +22,9 @@ const LayerBytes = 7
 
 // Layers keeps committed layers and environments in memory. Safe for concurrent use.
 type Layers struct {
+	// Files is a directory that every layer shows; "": they can't be looked at. Compare's answer tells of one
+	// file, home/user/new.
+	Files string
 	// mu guards the fields below.
 	mu     sync.Mutex
 	made   int
@@ -208,5 +212,13 @@ func (l *Layers) LayerEnv(layer string) (map[string]string, error) { return l.En
 
 // Tree implements sandbox.Roots.
 func (l *Layers) Tree(string) (*rootfs.Tree, error) {
-	return nil, errs.New(errs.Unsupported, "layers of a test hold no files")
+	if l.Files == "" {
+		return nil, errs.New(errs.Unsupported, "layers of this test hold no files")
+	}
+	return rootfs.OpenTree([]string{l.Files})
+}
+
+// Settle implements sandbox.Roots.
+func (l *Layers) Settle(_ context.Context, layer string, _ time.Time) (rootfs.Layer, error) {
+	return rootfs.Layer{ID: layer}, nil
 }
