@@ -17,7 +17,7 @@ fuzz() {
 	local ok=0 package target
 	while read -r package target; do
 		echo "fuzz $package $target"
-		go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-60s}" "$package" || ok=1
+		go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-60s}" -fuzzminimizetime 10x "$package" || ok=1
 	done < <(grep -rlE --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | while read -r dir; do
 		grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$dir"/*_test.go | sed "s|func |$dir |"
 	done)
