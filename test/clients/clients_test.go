@@ -15,7 +15,7 @@ import (
 	"casemate.dev/test/stage"
 )
 
-func TestMain(m *testing.M) { os.Exit(world.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(stage.Main(m)) }
 
 // The names of the fake internet. Connections to plain pass untouched; on those to keyed a credential is put; those to
 // ruled are looked into for a rule; denied is not allowed.

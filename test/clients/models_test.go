@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,15 +19,14 @@ import (
 
 const modelHost = "models.example.org"
 
-// modules returns what JavaScript needs of the packages that `make test-clients` has installed, as a tar file.
-func modules(t *testing.T) []byte {
+// packed returns the files with some extensions that `make test-clients` has put below a directory, as a tar file.
+func packed(t *testing.T, dir string, exts ...string) []byte {
 	t.Helper()
-	root := filepath.Join(testenv.Module(t), ".cache/npm")
+	root := filepath.Join(testenv.Module(t), dir)
 	var out bytes.Buffer
 	tw := tar.NewWriter(&out)
-	err := filepath.WalkDir(root+"/node_modules", func(path string, d fs.DirEntry, err error) error {
-		ext := filepath.Ext(path)
-		if err != nil || !d.Type().IsRegular() || ext != ".js" && ext != ".mjs" && ext != ".cjs" && ext != ".json" {
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || !slices.Contains(exts, filepath.Ext(path)) {
 			return err
 		}
 		b, err := os.ReadFile(path)
@@ -53,7 +53,6 @@ func modules(t *testing.T) []byte {
 // stream, usage is counted, and who has spent what it may is told so in a way that no SDK tries again.
 func TestModels(t *testing.T) {
 	p := &play{Stage: stage.Start(t)}
-	p.Serve(world.Web, index(t), plain)
 	asked := &stage.Site{Answer: provider().ServeHTTP}
 	p.Serve(world.Other, asked, modelHost)
 	ctx := t.Context()
@@ -70,21 +69,24 @@ func TestModels(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ setup, run, denied string }{
 		"ask.py": {
-			`python3 -m venv venv && venv/bin/pip install -q --no-compile --disable-pip-version-check --no-cache-dir --index-url https://` + plain + `/simple anthropic openai`,
-			`venv/bin/python ask.py`, "anthropic PermissionDeniedError",
+			// As an installer puts them there, which TestClients sees at work.
+			`mkdir lib && tar xf packages.tar && for w in *.whl; do python3 -m zipfile -e $w lib; done`,
+			`PYTHONPATH=lib python3 ask.py`, "anthropic PermissionDeniedError",
 		},
-		"ask.mjs": {`tar xf modules.tar`, `node ask.mjs`, "anthropic PermissionDeniedError"},
+		"ask.mjs": {`tar xf packages.tar`, `node ask.mjs`, "anthropic PermissionDeniedError"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p.T = t
-			p.box = p.Box("allow " + plain)
+			p.box = p.Box()
 			script, err := os.ReadFile("models/" + name)
 			if err != nil {
 				t.Fatal(err)
 			}
 			p.upload(name, script)
 			if name == "ask.mjs" {
-				p.upload("modules.tar", modules(t))
+				p.upload("packages.tar", packed(t, ".cache/npm", ".js", ".mjs", ".cjs", ".json"))
+			} else {
+				p.upload("packages.tar", packed(t, ".cache/wheels/all", ".whl"))
 			}
 			if out, end := p.Run(p.box, c.setup); end.GetCode() != 0 {
 				t.Fatal(out)

@@ -11,7 +11,7 @@ import (
 	"casemate.dev/test/stage"
 )
 
-func TestMain(m *testing.M) { os.Exit(world.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(stage.Main(m)) }
 
 // The names of the fake internet.
 const (

@@ -26,6 +26,25 @@ import (
 	"casemate.dev/internal/testenv/world"
 )
 
+// programDir names in the environment the directory that the program is built into.
+const programDir = "CASEMATE_TEST_PROGRAM_DIR"
+
+// Main is world.Main for packages whose tests start stages: the program is built once for all of them.
+func Main(m *testing.M) int {
+	if os.Getenv(programDir) == "" {
+		dir, err := os.MkdirTemp("", "cms")
+		if err == nil {
+			err = os.Setenv(programDir, dir)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "make a directory for the program:", err)
+			return 1
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+	}
+	return world.Main(m)
+}
+
 // Stage is the server. T is the test that its methods fail, which a test of parts may change.
 type Stage struct {
 	*client.Client
@@ -41,7 +60,7 @@ type Stage struct {
 
 // Start starts the server, with more flags if there are any. It listens on its Unix
 // socket only unless a flag says where else, asks the world's
-// name server, and trusts the world's authority. The test binary must have called world.Main.
+// name server, and trusts the world's authority. The test binary must have called Main.
 func Start(t testing.TB, more ...string) *Stage {
 	t.Helper()
 	testenv.Root(t)
@@ -134,10 +153,17 @@ func (s *Stage) stop() {
 	}
 }
 
-// build builds the program with its guest.
+// build builds the program with its guest, unless that is done.
 func build(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
+	dir := os.Getenv(programDir)
+	if dir == "" {
+		t.Fatal("call stage.Main from TestMain")
+	}
+	out := filepath.Join(dir, "casemate")
+	if _, err := os.Stat(out); err == nil {
+		return out
+	}
 	guest := filepath.Join(dir, "guest")
 	if err := os.WriteFile(guest, testenv.Guest(t), 0o755); err != nil {
 		t.Fatal(err)
@@ -147,7 +173,6 @@ func build(t testing.TB) string {
 	if err := os.WriteFile(overlay, fmt.Appendf(nil, `{"Replace": {%q: %q}}`, target, guest), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out := filepath.Join(dir, "casemate")
 	cmd := exec.Command("go", "build", "-trimpath", "-overlay", overlay, "-o", out, "casemate.dev/cmd/casemate")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if text, err := cmd.CombinedOutput(); err != nil {
