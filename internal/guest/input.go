@@ -15,12 +15,12 @@ import (
 
 // input is a process's standard input: a pipe's write end, or its terminal.
 type input struct {
+	file *os.File
+	term bool          // file is the terminal and belongs to the process
 	turn chan struct{} // holds one token: whoever has it writes
 
 	// mu guards the fields below.
 	mu     sync.Mutex
-	file   *os.File
-	term   bool // file is the terminal and belongs to the process
 	taken  int64
 	closed bool
 }
@@ -48,11 +48,21 @@ func (in *input) end() {
 // while the process does not read, until stop is closed.
 func (in *input) write(p []byte, stop <-chan struct{}) (int, error) {
 	in.mu.Lock()
-	f, closed := in.file, in.closed
+	closed := in.closed
 	in.mu.Unlock()
 	if closed {
 		return 0, errClosedInput()
 	}
+	n, err := in.put(p, stop)
+	in.mu.Lock()
+	in.taken += int64(n)
+	in.mu.Unlock()
+	return n, err
+}
+
+// put writes as write does, also after the end.
+func (in *input) put(p []byte, stop <-chan struct{}) (int, error) {
+	f := in.file
 	_ = f.SetWriteDeadline(time.Time{})
 	done := make(chan struct{})
 	quit := make(chan struct{})
@@ -67,13 +77,31 @@ func (in *input) write(p []byte, stop <-chan struct{}) (int, error) {
 	n, err := f.Write(p)
 	close(done)
 	<-quit
-	in.mu.Lock()
-	in.taken += int64(n)
-	in.mu.Unlock()
 	if errors.Is(err, unix.EPIPE) || errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EIO) {
 		err = errClosedInput()
 	}
 	return n, err
+}
+
+const (
+	// repeatFirst and repeatLast bound the time between two words of the end.
+	repeatFirst = 100 * time.Millisecond
+	repeatLast  = 5 * time.Second
+)
+
+// repeat says again and again that a terminal's input has ended, until over is closed. Each reader takes one
+// such word, and it gets lost when a program sets the terminal up anew, as a shell does that has just begun.
+func (in *input) repeat(over <-chan struct{}) {
+	for wait := repeatFirst; ; wait = min(2*wait, repeatLast) {
+		select {
+		case <-over:
+			return
+		case <-time.After(wait):
+		}
+		if _, err := in.put([]byte(endOfFile), over); err != nil {
+			return // the terminal is gone, or over is closed
+		}
+	}
 }
 
 func errClosedInput() error {
@@ -133,6 +161,7 @@ func (g *Guest) feed(c *guestwire.Conn, r guestwire.InputRequest) error {
 			if _, err := in.write([]byte(endOfFile), frames.gone); err != nil {
 				return err
 			}
+			go in.repeat(p.done)
 		}
 		in.end()
 	}

@@ -143,3 +143,23 @@ func TestTerminalHangup(t *testing.T) {
 		t.Fatalf("%q, %+v", res.term, res.info)
 	}
 }
+
+// TestEndOfTerminalInput: every reader of a terminal learns that its input has ended, also the second one.
+func TestEndOfTerminalInput(t *testing.T) {
+	r := newRunner(t, setup{})
+	p := guestwire.StartProcess{ID: "two", TTY: true, Argv: []string{"sh", "-c", "cat; cat; echo both"}}
+	if _, err := r.Start(t.Context(), p, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Input(t.Context(), guestwire.InputRequest{ID: "two", Offset: -1, Close: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	s, err := r.Output(t.Context(), guestwire.OutputRequest{ID: "two", Follow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := collect(s)
+	if err != nil || res.info.Bytes != int64(len("both\r\n")) || res.info.End != guestwire.EndExited {
+		t.Errorf("%+v, %v", res.info, err)
+	}
+}
