@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"io"
 	"strings"
 	"sync"
@@ -201,7 +202,8 @@ func (f *follower) pump(ctx context.Context) {
 	}
 	for {
 		n, rerr := f.o.Stdin.Read(buf)
-		eof := rerr != nil && (f.spec == nil || f.spec.GetTerminal() == nil) // a terminal has no end
+		// A terminal that can't be read any more is no end of what a person has to say.
+		eof := rerr != nil && (f.spec == nil || f.spec.GetTerminal() == nil || errors.Is(rerr, io.EOF))
 		if n > 0 || eof {
 			next, ok := f.write(ctx, offset, buf[:n], eof)
 			if !ok {
