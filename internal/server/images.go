@@ -19,6 +19,7 @@ import (
 	"casemate.dev/internal/oci/registry"
 	"casemate.dev/internal/oci/worker"
 	"casemate.dev/internal/rootfs"
+	"casemate.dev/internal/sandbox"
 )
 
 // UnpackVerb is the program's first argument that makes it the process that unpacks an image's layer; see
@@ -87,4 +88,14 @@ func (s *Server) imageAPI() api.Images {
 		return nil
 	}
 	return s.images
+}
+
+// imageCommits is what the builder pulls images with that its FROM names; nil where backends were injected.
+func (s *Server) imageCommits() func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error) {
+	if s.images == nil {
+		return nil
+	}
+	return func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error) {
+		return s.images.CommitOf(ctx, s.manager, p, ref, progress)
+	}
 }

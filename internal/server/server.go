@@ -257,7 +257,7 @@ func (s *Server) closeManager() {
 // openBuilder opens what builds templates. It closes before the manager, whose sandboxes it uses.
 func (s *Server) openBuilder(ctx context.Context) (err error) {
 	s.builder, err = template.New(ctx, template.Config{
-		Manager: s.manager, DB: s.db, Dir: filepath.Join(s.cfg.DataDir, "builds"), Log: s.log,
+		Manager: s.manager, DB: s.db, Dir: filepath.Join(s.cfg.DataDir, "builds"), Log: s.log, Images: s.imageCommits(),
 	})
 	if err != nil {
 		return fmt.Errorf("open builder: %w", err)
