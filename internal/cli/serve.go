@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
@@ -27,6 +28,7 @@ type serveFlags struct {
 	store      size
 	state      size
 	image      size
+	aliases    []string
 	verbose    bool
 	proxyNames string
 }
@@ -67,6 +69,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
 	fl.Var(&f.state, "state-per-key", "limit on what agents' documents of one key hold, old versions included (default 1g)")
+	fl.StringArrayVar(&f.aliases, "image-alias", nil, "`IMAGE=NAME`: what stands for an image that a build begins with, a template or an image at a mirror (repeatable)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
 }
 
@@ -74,6 +77,16 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 func (f *serveFlags) config(a *app) (server.Config, error) {
 	cfg := f.cfg
 	cfg.Version = a.version
+	for _, a := range f.aliases {
+		image, name, ok := strings.Cut(a, "=")
+		if !ok || image == "" || name == "" {
+			return cfg, usageError("--image-alias %s is not of the form IMAGE=NAME", clean(a))
+		}
+		if cfg.ImageAliases == nil {
+			cfg.ImageAliases = make(map[string]string)
+		}
+		cfg.ImageAliases[image] = name
+	}
 	cfg.StoreBytes, cfg.StatePerKey = int64(f.store), int64(f.state)
 	cfg.ImageLimits.Bytes = int64(f.image)
 	if cfg.ImageLimits.Files < 0 || cfg.ImageLimits.Ratio < 0 {

@@ -71,7 +71,14 @@ func (a *API) routes() []route {
 		{"GET /templates/{id}", policy.SandboxRead, a.template},
 		{"GET /templates/{id}/{part}", policy.SandboxRead, a.templatePart},
 		{"DELETE /templates/{id}", policy.SandboxWrite, a.deleteTemplate},
-		{"DELETE /templates/tags", policy.SandboxWrite, func(call) error { return notYet("tags of templates") }},
+		{"POST /templates/tags", policy.SandboxWrite, a.assignTags},
+		{"DELETE /templates/tags", policy.SandboxWrite, a.removeTags},
+
+		{"POST /v3/templates", policy.SandboxCreate, a.requestTemplate},
+		{"POST /v2/templates", policy.SandboxCreate, a.requestTemplate},
+		{"POST /v2/templates/{id}/builds/{build}", policy.SandboxCreate, a.startBuild},
+		{"GET /templates/{id}/builds/{build}/status", policy.SandboxRead, a.buildStatus},
+		{"GET /templates/{id}/files/{hash}", policy.SandboxCreate, a.fileLink},
 
 		{"GET /teams", policy.SandboxRead, serveTeams},
 		{"GET /volumes", policy.SandboxRead, serveNone},

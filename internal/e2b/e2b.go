@@ -23,6 +23,7 @@ import (
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/portproxy"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/template"
 	"casemate.dev/internal/usage"
 )
 
@@ -46,6 +47,8 @@ type Config struct {
 	Transforms Transforms
 	// Secrets keeps secrets, which headers may name; nil: there are none.
 	Secrets Secrets
+	// Builder builds templates; nil: unsupported.
+	Builder *template.Builder
 	// Secret is what tokens are derived from. It must stay the same for tokens to.
 	Secret []byte
 	// Domain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.
@@ -70,6 +73,10 @@ type API struct {
 	// toldOf holds the notices about templates that the log has.
 	toldOf sync.Map
 
+	// pendingMu guards the field below: builds that wait for their steps, by their ids.
+	pendingMu sync.Mutex
+	pending   map[string]*pendingBuild
+
 	draining context.Context //nolint:containedctx // the server's life, not a request's; done once Drain was called
 	drain    context.CancelCauseFunc
 }
@@ -83,7 +90,7 @@ func New(cfg Config) (*API, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	a := &API{
-		cfg: cfg, log: cfg.Log, tokens: newTokens(cfg.Secret), ports: portproxy.New(cfg.Manager), search: make(chan struct{}, 2),
+		cfg: cfg, log: cfg.Log, tokens: newTokens(cfg.Secret), ports: portproxy.New(cfg.Manager), search: make(chan struct{}, 2), pending: make(map[string]*pendingBuild),
 	}
 	a.interpreter = interpreter.New(interpreter.Config{Manager: cfg.Manager, Failed: a.answerError})
 	a.draining, a.drain = context.WithCancelCause(context.Background())
@@ -91,6 +98,7 @@ func New(cfg Config) (*API, error) {
 	for _, r := range a.routes() {
 		a.mux.Handle(r.pattern, a.guard(r))
 	}
+	a.mux.HandleFunc("PUT /templates/{id}/files/{hash}", a.putFiles) // its signature stands for a key
 	return a, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,7 @@ import (
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/template"
 	"casemate.dev/internal/usage"
 )
 
@@ -150,6 +152,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	h := &harness{t: t, envd: &recorder{}, roots: &roots{Layers: fakelayers.NewLayers()}}
+	h.roots.Files = t.TempDir()
 	h.manager, err = sandbox.New(sandbox.Config{
 		DB: db, Journal: journal.Open(db, journal.Options{}), Roots: h.roots,
 		Backends: map[string]isolation.Backend{"fake": fake.New(fake.Config{Host: at.host})},
@@ -176,10 +179,21 @@ func newHarnessIn(t testing.TB, at place) *harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(h.vault.Close)
+	builder, err := template.New(t.Context(), template.Config{Manager: h.manager, DB: db, Dir: filepath.Join(at.dir, "builds"), Aliases: map[string]string{"ubuntu:22.04": "base"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := builder.Close(ctx); err != nil {
+			t.Errorf("close builder: %v", err)
+		}
+	})
 	h.usage = usage.New(usage.Config{Source: h.manager, Every: time.Nanosecond})
 	h.api, err = New(Config{
 		Manager: h.manager, Keys: keys, Envd: h.envd, Usage: h.usage, Secret: []byte("the secret of this test"), Domain: "e2b.test:8443",
-		Log: slog.New(slog.NewTextHandler(h.log, nil)), Transforms: h.vault, Secrets: h.vault,
+		Log: slog.New(slog.NewTextHandler(h.log, nil)), Transforms: h.vault, Secrets: h.vault, Builder: builder,
 	})
 	if err != nil {
 		t.Fatal(err)

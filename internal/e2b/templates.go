@@ -10,9 +10,10 @@ import (
 
 	"casemate.dev/internal/e2b/envd"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/template"
 )
 
-// defaultTag is the tag of a template that names none, and the only one that there is.
+// defaultTag is the tag of a template that names none, and the only one of those that come with the server.
 const defaultTag = "default"
 
 // templateJSON is a template in a list.
@@ -41,7 +42,7 @@ type buildJSON struct {
 	Status      string    `json:"status"`
 	CreatedAt   time.Time `json:"createdAt"`
 	UpdatedAt   time.Time `json:"updatedAt"`
-	FinishedAt  time.Time `json:"finishedAt"`
+	FinishedAt  time.Time `json:"finishedAt,omitzero"`
 	CPUCount    int       `json:"cpuCount"`
 	MemoryMB    int64     `json:"memoryMB"`
 	DiskSizeMB  int64     `json:"diskSizeMB"`
@@ -69,15 +70,36 @@ func templateShape(t sandbox.Template) templateJSON {
 }
 
 func (a *API) templates(c call) error {
-	all, err := a.allTemplates(c)
+	out, err := a.listTemplates(c)
 	if err != nil {
 		return err
+	}
+	return c.json(http.StatusOK, out)
+}
+
+// listTemplates returns the templates that come with the server and those that were built here, by name.
+func (a *API) listTemplates(c call) ([]templateJSON, error) {
+	all, err := a.allTemplates(c)
+	if err != nil {
+		return nil, err
 	}
 	out := make([]templateJSON, 0, len(all))
 	for _, t := range all {
 		out = append(out, templateShape(t))
 	}
-	return c.json(http.StatusOK, out)
+	builds, err := a.builds(c, "")
+	if err != nil {
+		return nil, err
+	}
+	byName := make(map[string][]template.Build)
+	for _, b := range builds {
+		byName[b.Name] = append(byName[b.Name], b)
+	}
+	for name, of := range byName {
+		out = append(out, builtTemplate(name, of))
+	}
+	slices.SortFunc(out, func(a, b templateJSON) int { return strings.Compare(a.TemplateID, b.TemplateID) })
+	return out, nil
 }
 
 // templatePage lists templates in pages; a page's token is the name of the next page's first.
@@ -87,21 +109,20 @@ func (a *API) templatePage(c call) error {
 	if err != nil {
 		return err
 	}
-	all, err := a.allTemplates(c)
+	all, err := a.listTemplates(c)
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b sandbox.Template) int { return strings.Compare(a.Name, b.Name) })
 	out := []templateJSON{}
 	for _, t := range all {
-		if t.Name < q.Get("nextToken") {
+		if t.TemplateID < q.Get("nextToken") {
 			continue
 		}
 		if len(out) == size {
-			c.w.Header().Set("X-Next-Token", t.Name)
+			c.w.Header().Set("X-Next-Token", t.TemplateID)
 			break
 		}
-		out = append(out, templateShape(t))
+		out = append(out, t)
 	}
 	return c.json(http.StatusOK, out)
 }
@@ -122,56 +143,104 @@ func (a *API) namedTemplate(c call, ref string) (sandbox.Template, error) {
 }
 
 func (a *API) template(c call) error {
-	t, err := a.namedTemplate(c, c.r.PathValue("id"))
+	name, _ := parseTemplate(c.r.PathValue("id"))
+	built, err := a.builds(c, name)
 	if err != nil {
 		return err
 	}
-	shape := templateShape(t)
+	var shape templateJSON
 	builds := []buildJSON{}
-	if t.Ready {
-		builds = append(builds, buildJSON{
-			BuildID: shape.BuildID, Status: shape.BuildStatus, CreatedAt: shape.CreatedAt, UpdatedAt: shape.UpdatedAt, FinishedAt: shape.UpdatedAt,
-			CPUCount: shape.CPUCount, MemoryMB: shape.MemoryMB, DiskSizeMB: shape.DiskSizeMB, EnvdVersion: envd.Version,
-		})
+	if len(built) > 0 {
+		shape = builtTemplate(name, built)
+		for _, b := range built {
+			builds = append(builds, buildShape(b, shape))
+		}
+	} else {
+		t, err := a.namedTemplate(c, c.r.PathValue("id"))
+		if err != nil {
+			return err
+		}
+		shape = templateShape(t)
+		if t.Ready {
+			builds = append(builds, buildJSON{
+				BuildID: shape.BuildID, Status: shape.BuildStatus, CreatedAt: shape.CreatedAt, UpdatedAt: shape.UpdatedAt, FinishedAt: shape.UpdatedAt,
+				CPUCount: shape.CPUCount, MemoryMB: shape.MemoryMB, DiskSizeMB: shape.DiskSizeMB, EnvdVersion: envd.Version,
+			})
+		}
 	}
 	return c.json(http.StatusOK, map[string]any{
-		"templateID": shape.TemplateID, "public": true, "names": shape.Names, "aliases": shape.Aliases, "createdAt": shape.CreatedAt,
+		"templateID": shape.TemplateID, "public": shape.Public, "names": shape.Names, "aliases": shape.Aliases, "createdAt": shape.CreatedAt,
 		"updatedAt": shape.UpdatedAt, "lastSpawnedAt": nil, "spawnCount": 0, "builds": builds,
 	})
+}
+
+// buildShape tells of one build of a template.
+func buildShape(b template.Build, t templateJSON) buildJSON {
+	out := buildJSON{
+		BuildID: buildUUID(b.ID), Status: statusOf(b.State), CreatedAt: b.CreatedAt.UTC(), UpdatedAt: b.CreatedAt.UTC(),
+		CPUCount: t.CPUCount, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskSizeMB, EnvdVersion: envd.Version,
+	}
+	if b.State.Over() {
+		out.UpdatedAt, out.FinishedAt = b.EndedAt.UTC(), b.EndedAt.UTC()
+	}
+	return out
 }
 
 // templatePart serves the two paths below a template's: its tags, and the search for an alias.
 func (a *API) templatePart(c call) error {
 	first, second := c.r.PathValue("id"), c.r.PathValue("part")
-	switch {
-	case first == "aliases":
-		t, err := a.namedTemplate(c, second)
-		if err != nil {
-			return err
-		}
-		return c.json(http.StatusOK, map[string]any{"templateID": t.Name, "public": true})
-	case second == "tags":
-		t, err := a.namedTemplate(c, first)
-		if err != nil {
-			return err
-		}
-		return c.json(http.StatusOK, []map[string]any{{"tag": defaultTag, "buildID": buildID(t), "createdAt": t.BuiltAt.UTC()}})
+	ref := first
+	if first == "aliases" {
+		ref = second
+	} else if second != "tags" {
+		return notYet(c.r.Method + " " + c.r.URL.Path)
 	}
-	return notYet(c.r.Method + " " + c.r.URL.Path)
+	name, _ := parseTemplate(ref)
+	built, err := a.builds(c, name)
+	if err != nil {
+		return err
+	}
+	id, tags := name, []tagJSON{}
+	if len(built) > 0 {
+		tags, err = a.tagsOf(c, name, built)
+	} else {
+		var t sandbox.Template
+		if t, err = a.namedTemplate(c, ref); err == nil {
+			id, tags = t.Name, append(tags, tagJSON{defaultTag, buildID(t), t.BuiltAt.UTC()})
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case first == "aliases":
+		return c.json(http.StatusOK, map[string]any{"templateID": id, "public": len(built) == 0})
+	}
+	return c.json(http.StatusOK, tags)
 }
 
-// deleteTemplate deletes a snapshot. Templates come with the server.
+// deleteTemplate deletes a template that was built here, or a snapshot. Others come with the server.
 func (a *API) deleteTemplate(c call) error {
-	t, err := a.namedTemplate(c, c.r.PathValue("id"))
+	ref := c.r.PathValue("id")
+	if t, err := a.namedTemplate(c, ref); err == nil {
+		return fail(http.StatusForbidden, "template '%s' comes with the server and can't be deleted", t.Name)
+	}
+	name, _ := parseTemplate(ref)
+	built, err := a.builds(c, name)
 	if err != nil {
-		made, err := a.commitOf(c.r.Context(), c.p, c.r.PathValue("id"))
-		if err != nil {
-			return err
-		}
-		if _, err := a.cfg.Manager.DeleteCommit(c.r.Context(), c.p, made.ID); err != nil {
+		return err
+	}
+	if len(built) > 0 {
+		if err := a.cfg.Builder.Delete(c.r.Context(), c.p, name); err != nil {
 			return err
 		}
 		return c.done()
 	}
-	return fail(http.StatusForbidden, "template '%s' comes with the server and can't be deleted", t.Name)
+	made, err := a.commitOf(c.r.Context(), c.p, ref)
+	if err != nil {
+		return err
+	}
+	if _, err := a.cfg.Manager.DeleteCommit(c.r.Context(), c.p, made.ID); err != nil {
+		return err
+	}
+	return c.done()
 }

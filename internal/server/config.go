@@ -63,6 +63,9 @@ type Config struct {
 	E2BDebug bool
 	// MaxSandboxes bounds the sandboxes that exist at once, MaxPerKey those of one key; 0: no bound.
 	MaxSandboxes, MaxPerKey int
+	// ImageAliases name what stands for an image that a build begins with: a template, a commit, a tag or
+	// another image, as at a mirror.
+	ImageAliases map[string]string
 	// StatePerKey bounds the bytes that one key's documents hold, old versions included; 0: 1 GiB.
 	StatePerKey int64
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the

@@ -30,6 +30,10 @@ type Request struct {
 	Name string
 	// Tags are further names of the result, each as Name:tag.
 	Tags []string
+	// TagsAlone leaves Name where it is: only Tags lead to the result.
+	TagsAlone bool
+	// Provision makes User with the home directory Dir before the first step, unless From has it.
+	Provision bool
 	// From is what Steps begin with: a template, a commit, a tag, or an image's reference.
 	From  string
 	Steps []Step

@@ -34,6 +34,8 @@ type Config struct {
 	Parallel int
 	// MaxFiles bounds an upload, in bytes of its archive without compression; 0: 4 GiB.
 	MaxFiles int64
+	// Aliases name what stands for an image: a template, a commit, a tag, or another image, as at a mirror.
+	Aliases map[string]string
 	// Images pulls an image, or finds it pulled, and returns a commit of its files whose spec carries its
 	// configuration; nil: images can't be built upon.
 	Images func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error)

@@ -119,12 +119,16 @@ func (x *execution) begin(ctx context.Context, st *stage) (*state, error) {
 
 // base finds a template, a commit or an image.
 func (x *execution) base(ctx context.Context, ref string) (*state, error) {
+	if to := alias(x.b.cfg.Aliases, ref); to != "" {
+		x.say(Info, "%s stands for %s here", to, ref)
+		ref = to
+	}
 	all, err := x.b.m.Templates(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range all {
-		if t.Name != ref {
+		if t.Name != ref && (t.Digest == "" || fullName(t.Name) != fullName(ref)) {
 			continue
 		}
 		if !t.Ready {

@@ -55,7 +55,10 @@ func (x *execution) finalize(ctx context.Context, s *state) error {
 
 // tags are the names that the result gets.
 func (x *execution) tags() []string {
-	all := []string{x.req.Name}
+	var all []string
+	if !x.req.TagsAlone {
+		all = append(all, x.req.Name)
+	}
 	for _, t := range x.req.Tags {
 		all = append(all, x.req.Name+":"+t)
 	}

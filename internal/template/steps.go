@@ -13,6 +13,9 @@ func compileSteps(r Request) (*plan, error) {
 			WithHint("set from to a template, as base, to a commit or to an image")
 	}
 	s := &stage{base: r.From, at: StepBase}
+	if r.Provision {
+		s.ops = append(s.ops, op{step: StepBase, text: "make user " + r.User, do: provisionAction{r.User, r.Dir}})
+	}
 	count := 0
 	for _, step := range r.Steps {
 		n := number(&count)
