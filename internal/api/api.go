@@ -118,6 +118,8 @@ func (a *API) serveRPCs() {
 	opts := []connect.HandlerOption{
 		connect.WithInterceptors(a.gate),
 		connect.WithRecover(a.recovered),
+		connect.WithCodec(jsonCodec("json")),
+		connect.WithCodec(jsonCodec("json; charset=utf-8")),
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCompressMinBytes(compressFrom),
 	}

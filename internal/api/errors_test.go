@@ -223,3 +223,29 @@ func TestOthersSandboxesDoNotExist(t *testing.T) {
 		}
 	}
 }
+
+// TestUnreadable: a body that is no message of the schema, also for one unknown field, is refused with what
+// is wrong in it, and not carried out as if it were empty.
+func TestUnreadable(t *testing.T) {
+	h := newHarness(t)
+	for body, says := range map[string]string{`{"memory_limitt": 1}`: `memory_limitt`, `{"labels":`: "unexpected EOF", `[]`: "unexpected token"} {
+		for name, path := range map[string]string{"plain JSON": "/casemate.v1.SandboxService/CreateSandbox", "REST": "/v1/sandboxes"} {
+			for _, typ := range []string{"application/json", "application/json; charset=utf-8"} {
+				status, _, answer := h.call("POST", path, body, "Content-Type", typ)
+				var p struct{ Code, Message string }
+				if err := json.Unmarshal([]byte(answer), &p); err != nil {
+					t.Errorf("%s: %v in %s", name, err, answer)
+				}
+				if status != http.StatusBadRequest || p.Code != "invalid_argument" || !strings.Contains(p.Message, says) || strings.Contains(p.Message, "code") {
+					t.Errorf("%s, %s: %d %s", name, typ, status, answer)
+				}
+			}
+		}
+	}
+	if _, _, list := h.call("GET", "/v1/sandboxes", ""); strings.Contains(list, `"id"`) {
+		t.Errorf("made all the same: %s", list)
+	}
+	if status, _, answer := h.call("POST", "/v1/sandboxes", ""); status != http.StatusOK {
+		t.Errorf("twin: no body is no field: %d %s", status, answer)
+	}
+}

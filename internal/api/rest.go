@@ -1,8 +1,10 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 
@@ -70,7 +72,7 @@ func (a *API) twins() []twinRoute {
 func (a *API) newREST() (http.Handler, error) {
 	services := make([]*vanguard.Service, 0, len(a.rpc))
 	for prefix, h := range a.rpc {
-		services = append(services, vanguard.NewService(prefix, h,
+		services = append(services, vanguard.NewService(prefix, unlessAnswered(h),
 			vanguard.WithTargetProtocols(vanguard.ProtocolConnect), // unary calls only arrive here
 			vanguard.WithTargetCodecs(vanguard.CodecProto),
 			vanguard.WithNoTargetCompression(),
@@ -106,7 +108,7 @@ func (a *API) newREST() (http.Handler, error) {
 			r.Header.Set("Content-Type", "application/json") // what curl says of any -d; there are no forms here
 		}
 		rw := &restWriter{ResponseWriter: w}
-		schema.ServeHTTP(rw, r)
+		schema.ServeHTTP(rw, r.WithContext(context.WithValue(r.Context(), restKey{}, rw)))
 		rw.finish("")
 	}), nil
 }
@@ -126,7 +128,8 @@ func writeMessage(w http.ResponseWriter, m proto.Message) error {
 	return nil
 }
 
-// restCodec is Vanguard's JSON codec, which also writes errors as the other plain paths do.
+// restCodec is Vanguard's JSON codec, which also writes errors as the other plain paths do, and refuses
+// fields that the schema lacks (see jsonCodec).
 type restCodec struct{ *vanguard.JSONCodec }
 
 var _ vanguard.RESTCodec = restCodec{}
@@ -135,6 +138,7 @@ func newRESTCodec(resolver vanguard.TypeResolver) vanguard.Codec {
 	c := vanguard.NewJSONCodec(resolver)
 	c.MarshalOptions.EmitDefaultValues = true
 	c.MarshalOptions.EmitUnpopulated = false // it would show unset messages as null
+	c.UnmarshalOptions.DiscardUnknown = false
 	return restCodec{c}
 }
 
@@ -165,14 +169,44 @@ func (c restCodec) Unmarshal(b []byte, m proto.Message) error {
 	return nil
 }
 
+// restKey is where a request's context has the *restWriter of its answer.
+type restKey struct{}
+
+// unlessAnswered keeps h from requests that Vanguard (0.4.0) has refused while h reads them: it shows h
+// the end of their body, which would be taken for a message without fields and carried out.
+func unlessAnswered(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rw, _ := r.Context().Value(restKey{}).(*restWriter)
+		r.Body = &restBody{r.Body, rw}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// restBody is a request's body that fails once the request has its answer.
+type restBody struct {
+	io.ReadCloser
+	answer *restWriter
+}
+
+// Read implements io.Reader.
+func (b *restBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.answer.begun {
+		return 0, errors.New("the request has been refused")
+	}
+	return n, err
+}
+
 // restWriter gives errors the status of our own table, and text errors of Vanguard's the JSON shape.
 type restWriter struct {
 	http.ResponseWriter
-	status int // of a text error that still is to be written; 0: none
+	status int  // of a text error that still is to be written; 0: none
+	begun  bool // the answer has a status
 }
 
 // WriteHeader implements http.ResponseWriter.
 func (w *restWriter) WriteHeader(code int) {
+	w.begun = true
 	h := w.Header()
 	switch {
 	case code < http.StatusBadRequest:
@@ -213,6 +247,13 @@ func (w *restWriter) finish(text string) {
 	}
 	if text == "" {
 		text = strings.ToLower(http.StatusText(w.status))
+	}
+	if strings.HasPrefix(text, `{"code":`) { // restCodec's, of a body that Vanguard refused before it had a type
+		w.Header().Set("Content-Type", "application/json")
+		w.ResponseWriter.WriteHeader(w.status)
+		_, _ = io.WriteString(w.ResponseWriter, text+"\n")
+		w.status = 0
+		return
 	}
 	text = strings.TrimPrefix(text, connect.CodeInvalidArgument.String()+": ")
 	problem{Code: kind.String(), Message: text, Hint: "docs/api.md lists the paths and their methods", kind: kind}.
