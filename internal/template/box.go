@@ -18,6 +18,8 @@ type box struct {
 	x     *execution
 	id    string
 	files *sandbox.Files
+	// root is the user that may change everything; "" is the only one that there is, in profile locked.
+	root string
 }
 
 // openBox creates the sandbox of a step. The caller closes it.
@@ -27,12 +29,12 @@ func (x *execution) openBox(ctx context.Context, s *state, spec sandbox.Spec) (*
 		return nil, fmt.Errorf("create the step's sandbox: %w", err)
 	}
 	b := &box{x: x, id: made.ID}
+	if made.Spec.Profile == sandbox.Standard {
+		b.root = "root"
+	}
 	if b.files, err = x.b.m.Files(ctx, x.p, made.ID); err != nil {
 		b.close()
 		return nil, err
-	}
-	if s.profile == "" {
-		s.profile = made.Spec.Profile
 	}
 	return b, nil
 }
@@ -47,15 +49,15 @@ func (b *box) close() {
 	}
 }
 
-// asRoot asks for files as root.
-func asRoot(path string) sandbox.PathRequest {
-	return sandbox.PathRequest{Path: path, Asker: sandbox.Asker{User: "root", Privileged: true}}
+// asRoot asks for files as root, where there is one.
+func (b *box) asRoot(path string) sandbox.PathRequest {
+	return sandbox.PathRequest{Path: path, Asker: sandbox.Asker{User: b.root, Privileged: true}}
 }
 
 // makeDir makes a directory with those above it. A new one belongs to owner; "": root.
 func (b *box) makeDir(ctx context.Context, dir, owner string) error {
-	r := asRoot(dir)
-	r.User = or(owner, "root")
+	r := b.asRoot(dir)
+	r.User = or(owner, b.root)
 	if dir == "/" {
 		return nil
 	}
@@ -65,7 +67,7 @@ func (b *box) makeDir(ctx context.Context, dir, owner string) error {
 
 // isDir reports whether a path is a directory, or leads to one.
 func (b *box) isDir(ctx context.Context, path string) (bool, error) {
-	r := asRoot(path)
+	r := b.asRoot(path)
 	r.Follow = true
 	info, err := b.files.Stat(ctx, r)
 	if errs.Is(err, errs.NotFound) {
@@ -83,7 +85,7 @@ func (b *box) unpack(ctx context.Context, dir, owner string, write func(io.Write
 		_ = out.CloseWithError(err)
 		wrote <- err
 	}()
-	_, err := b.files.Unpack(ctx, sandbox.UnpackRequest{PathRequest: asRoot(dir), Owner: owner}, in)
+	_, err := b.files.Unpack(ctx, sandbox.UnpackRequest{PathRequest: b.asRoot(dir), Owner: owner}, in)
 	_ = in.CloseWithError(io.ErrClosedPipe) // a guest that refused leaves the writer waiting
 	if werr := <-wrote; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return werr // the guest only saw that it broke off
@@ -218,7 +220,7 @@ func (s *logSink) flush() {
 
 // exists reports whether there is something at a path.
 func (b *box) exists(ctx context.Context, path string) (bool, error) {
-	_, err := b.files.Stat(ctx, asRoot(path))
+	_, err := b.files.Stat(ctx, b.asRoot(path))
 	if errs.Is(err, errs.NotFound) {
 		return false, nil
 	}
@@ -243,7 +245,7 @@ func (b *box) firstMissing(ctx context.Context, dir string) (string, error) {
 
 // remove removes a tree; one that is not there is removed.
 func (b *box) remove(ctx context.Context, path string) error {
-	err := b.files.Remove(ctx, sandbox.RemoveRequest{PathRequest: asRoot(path), Recursive: true})
+	err := b.files.Remove(ctx, sandbox.RemoveRequest{PathRequest: b.asRoot(path), Recursive: true})
 	if errs.Is(err, errs.NotFound) {
 		return nil
 	}
@@ -253,7 +255,7 @@ func (b *box) remove(ctx context.Context, path string) error {
 // removeEmpty removes directories that were made on the way to something, as long as they hold nothing else.
 func (b *box) removeEmpty(ctx context.Context, dir string) error {
 	empty := true
-	err := b.files.List(ctx, sandbox.ListRequest{PathRequest: asRoot(dir)}, func(i sandbox.FileInfo) error {
+	err := b.files.List(ctx, sandbox.ListRequest{PathRequest: b.asRoot(dir)}, func(i sandbox.FileInfo) error {
 		if i.Type != "dir" {
 			empty = false
 			return nil

@@ -18,7 +18,7 @@ import (
 // uncompared reports whether a path is left out of digests: indexes and caches of package managers, which change
 // with every look at a registry and are no part of what was installed.
 func uncompared(p string) bool {
-	for _, dir := range []string{"/var/lib/apt/lists", "/var/cache/apt", "/var/lib/apt/periodic", "/root/.npm", "/root/.cache", "/tmp"} {
+	for _, dir := range []string{"/var/lib/apt/lists", "/var/cache/apt", "/var/lib/apt/periodic", "/root/.npm", "/root/.cache"} {
 		if p == dir || strings.HasPrefix(p, dir+"/") {
 			return true
 		}

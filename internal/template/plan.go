@@ -90,8 +90,13 @@ type state struct {
 	user, dir string
 }
 
-// runUser returns whom steps run as.
-func (s *state) runUser() string { return or(s.image.User, "root") }
+// runUser returns whom steps run as; "" is the only user that there is, in profile locked.
+func (s *state) runUser() string {
+	if s.image.User == "" && s.profile == sandbox.Standard {
+		return "root"
+	}
+	return s.image.User
+}
 
 // runDir returns where steps run.
 func (s *state) runDir() string { return or(s.image.Dir, "/") }

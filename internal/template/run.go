@@ -89,11 +89,11 @@ func (a *runAction) run(ctx context.Context, b *box, c command, placed []*placem
 		var name [8]byte
 		_, _ = rand.Read(name[:])
 		file := "/tmp/.run-" + hex.EncodeToString(name[:])
-		r := sandbox.WriteRequest{PathRequest: asRoot(file), Mode: 0o755, Offset: -1, Size: int64(len(a.script)), Parents: true}
+		r := sandbox.WriteRequest{PathRequest: b.asRoot(file), Mode: 0o755, Offset: -1, Size: int64(len(a.script)), Parents: true}
 		if _, err := b.files.Write(ctx, r, strings.NewReader(a.script)); err != nil {
 			return err
 		}
-		defer func() { _ = b.files.Remove(ctx, sandbox.RemoveRequest{PathRequest: asRoot(file)}) }()
+		defer func() { _ = b.files.Remove(ctx, sandbox.RemoveRequest{PathRequest: b.asRoot(file)}) }()
 		c.argv = []string{file}
 	}
 	if err := b.run(ctx, c); err != nil {
@@ -160,7 +160,7 @@ func (p *placement) put(ctx context.Context, b *box) error {
 	}
 	if there {
 		p.aside = path.Join(path.Dir(p.target), ".aside-"+path.Base(p.target))
-		if _, err := b.files.Move(ctx, sandbox.MoveRequest{PathRequest: asRoot(p.target), To: p.aside}); err != nil {
+		if _, err := b.files.Move(ctx, sandbox.MoveRequest{PathRequest: b.asRoot(p.target), To: p.aside}); err != nil {
 			return err
 		}
 	}
@@ -170,7 +170,7 @@ func (p *placement) put(ctx context.Context, b *box) error {
 	if err := b.makeDir(ctx, path.Dir(p.target), ""); err != nil {
 		return err
 	}
-	r := sandbox.MakeDirRequest{PathRequest: asRoot(p.target), Mode: or(p.mode, 0o755)}
+	r := sandbox.MakeDirRequest{PathRequest: b.asRoot(p.target), Mode: or(p.mode, 0o755)}
 	r.User = p.owner
 	_, err = b.files.MakeDir(ctx, r)
 	return err
@@ -182,7 +182,7 @@ func (p *placement) take(ctx context.Context, b *box) error {
 		return err
 	}
 	if p.aside != "" {
-		_, err := b.files.Move(ctx, sandbox.MoveRequest{PathRequest: asRoot(p.aside), To: p.target})
+		_, err := b.files.Move(ctx, sandbox.MoveRequest{PathRequest: b.asRoot(p.aside), To: p.target})
 		return err
 	}
 	if p.made != "" {
