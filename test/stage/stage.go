@@ -114,7 +114,7 @@ func (s *Stage) Kill() {
 	if err := s.run.Process.Kill(); err != nil {
 		s.T.Fatal(err)
 	}
-	_ = <-s.ended // how it ended: it was told to
+	s.T.Logf("the server has ended: %v", <-s.ended)
 }
 
 // Gateway returns the process id of the server's gateway.
@@ -146,7 +146,7 @@ func (s *Stage) stop() {
 		s.T.Errorf("down: %v %s", err, out)
 		_ = s.run.Process.Signal(syscall.SIGTERM)
 	}
-	_ = <-s.ended // how it ended: it was told to
+	s.T.Logf("the server has ended: %v", <-s.ended)
 	if s.T.Failed() {
 		text, _ := os.ReadFile(s.Dir + "/server.log")
 		s.T.Logf("the server's log:\n%s", text)

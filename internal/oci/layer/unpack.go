@@ -186,7 +186,7 @@ func (u *unpacker) entry(h *tar.Header, in io.Reader) error {
 	switch h.Typeflag {
 	case tar.TypeXGlobalHeader:
 		return nil
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo, //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo,
 		tar.TypeChar, tar.TypeBlock, tar.TypeCont:
 	default:
 		return errs.New(errs.Unsupported, "the layer holds an entry of the unknown type %q: %q", string(rune(h.Typeflag)), short(h.Name))
