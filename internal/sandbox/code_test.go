@@ -12,6 +12,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 // heard is a CodeSink that keeps what it is told.
@@ -187,7 +188,7 @@ func TestCodeInterpreterEnds(t *testing.T) {
 	if r := <-ended; r.End != RunCanceled {
 		t.Errorf("end %+v", r)
 	}
-	eventually(t, "the ends are recorded", func() bool {
+	testenv.Eventually(t, soon, "the ends are recorded", func() bool {
 		n := 0
 		for _, typ := range s.history(sb.ID) {
 			if typ == journal.ContextEnded {
@@ -357,7 +358,7 @@ func TestFreshRuns(t *testing.T) {
 	if all, err := s.ListContexts(ctx, alice, sb.ID); err != nil || len(all) != 1 || all[0].ID != "python" {
 		t.Errorf("contexts %+v, %v", all, err)
 	}
-	eventually(t, "what was forked is thrown away", func() bool {
+	testenv.Eventually(t, soon, "what was forked is thrown away", func() bool {
 		b := s.find(sb.ID)
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -432,7 +433,7 @@ func TestCodeFromInside(t *testing.T) {
 func TestContextsAreWarm(t *testing.T) {
 	s := newWorld(t).serve()
 	sb := s.create(alice, Spec{Contexts: []CodeContextSpec{{ID: "mine", Language: "python"}, {ID: "none", Language: "cobol"}}})
-	eventually(t, "the context is there without being asked for", func() bool {
+	testenv.Eventually(t, soon, "the context is there without being asked for", func() bool {
 		all, err := s.ListContexts(t.Context(), alice, sb.ID)
 		return err == nil && len(all) == 1 && all[0].ID == "mine"
 	})

@@ -13,6 +13,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 func TestCreateThatFailsLeavesNothing(t *testing.T) {
@@ -51,7 +52,7 @@ func TestCreateGoesWithItsCaller(t *testing.T) {
 		_, err := s.Create(ctx, alice, Spec{}, CreateOptions{ID: "goesaway000000000000"})
 		done <- err
 	}()
-	eventually(t, "the start", func() bool { return s.backend.Starts() == 1 })
+	testenv.Eventually(t, soon, "the start", func() bool { return s.backend.Starts() == 1 })
 	cancel()
 	wantKind(t, "create", <-done, errs.Canceled)
 	if s.state("goesaway000000000000") != Stopped || len(s.w.roots.writable()) != 0 {
@@ -68,7 +69,7 @@ func TestDeleteWhileStarting(t *testing.T) {
 		_, err := s.Create(context.Background(), alice, Spec{}, CreateOptions{ID: id})
 		done <- err
 	}()
-	eventually(t, "the start", func() bool { return s.backend.Starts() == 1 })
+	testenv.Eventually(t, soon, "the start", func() bool { return s.backend.Starts() == 1 })
 	sb, err := s.Delete(t.Context(), alice, id)
 	if err != nil || sb.State != Stopped || sb.EndReason != EndDeleted {
 		t.Errorf("delete: %+v, %v", sb, err)
@@ -103,7 +104,7 @@ func TestDestroyIsTriedAgain(t *testing.T) {
 		t.Errorf("a sandbox that could not be destroyed is %s", st)
 	}
 	s.backend.SetFaults(fake.Faults{})
-	eventually(t, "its end", func() bool { c.advance(time.Minute); return s.state(sb.ID) == Stopped })
+	testenv.Eventually(t, soon, "its end", func() bool { c.advance(time.Minute); return s.state(sb.ID) == Stopped })
 	s.history(sb.ID)
 }
 
@@ -112,7 +113,7 @@ func TestGuestThatDiesEndsItsSandbox(t *testing.T) {
 	sb := s.create(alice, Spec{})
 	pr := s.start(sb.ID, ProcessSpec{Argv: []string{"sleep", "60"}})
 	s.w.host.Kill(sb.ID)
-	eventually(t, "its end", func() bool { return s.state(sb.ID) == Stopped })
+	testenv.Eventually(t, soon, "its end", func() bool { return s.state(sb.ID) == Stopped })
 	got, err := s.Get(t.Context(), alice, sb.ID)
 	if err != nil || got.EndReason != EndGuestDied || got.EndDetail != "guest_killed: signal 9" {
 		t.Errorf("%+v, %v", got, err)

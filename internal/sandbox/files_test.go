@@ -10,6 +10,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 func TestFilesAreRecorded(t *testing.T) {
@@ -69,7 +70,7 @@ func TestPorts(t *testing.T) {
 	ctx := t.Context()
 	sb := s.create(alice, Spec{})
 	s.start(sb.ID, ProcessSpec{Argv: []string{"echo-server", "8080"}})
-	eventually(t, "the port", func() bool {
+	testenv.Eventually(t, soon, "the port", func() bool {
 		ports, err := s.Ports(ctx, alice, sb.ID)
 		return err == nil && slices.Equal(ports, []int{8080})
 	})

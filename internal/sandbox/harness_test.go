@@ -331,15 +331,8 @@ func checkHistory(events []journal.Event) error {
 	return nil
 }
 
-// eventually waits for what happens in the background, by looking again.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
-}
+// soon is what changes in the background take at most (see testenv.Eventually).
+const soon = 5 * time.Second
 
 func wantKind(t testing.TB, what string, err error, k errs.Kind) {
 	t.Helper()

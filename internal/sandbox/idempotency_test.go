@@ -9,6 +9,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 func TestOneKeyMakesOneSandbox(t *testing.T) {
@@ -84,7 +85,7 @@ func TestCallerThatDiesAndAsksAgain(t *testing.T) {
 		_, err := s.Create(ctx, alice, Spec{}, CreateOptions{IdempotencyKey: "k"})
 		done <- err
 	}()
-	eventually(t, "the start", func() bool { return s.backend.Starts() == 1 })
+	testenv.Eventually(t, soon, "the start", func() bool { return s.backend.Starts() == 1 })
 	cancel()
 	wantKind(t, "the first call", <-done, errs.Canceled)
 	sb, err := s.Create(t.Context(), alice, Spec{}, CreateOptions{IdempotencyKey: "k"})

@@ -12,6 +12,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 // model is what one sandbox must look like.
@@ -209,7 +210,7 @@ func (m *machine) kill(r *rapid.T) {
 	b := m.any(r)
 	m.s.w.host.Kill(b.id)
 	m.ends(b, EndGuestDied)
-	eventually(m.s.w.t, "the end of a killed one", func() bool { return m.s.state(b.id) == Stopped })
+	testenv.Eventually(m.s.w.t, soon, "the end of a killed one", func() bool { return m.s.state(b.id) == Stopped })
 }
 
 func (m *machine) advance(r *rapid.T) {
@@ -244,7 +245,7 @@ func (m *machine) idled(b *model) bool {
 
 // endedInTime takes the reason for an end within the last second, of which several may be true.
 func (m *machine) endedInTime(r *rapid.T, b *model) {
-	eventually(m.s.w.t, "an end by time", func() bool { return m.s.state(b.id) == Stopped })
+	testenv.Eventually(m.s.w.t, soon, "an end by time", func() bool { return m.s.state(b.id) == Stopped })
 	parent := slices.IndexFunc(m.boxes, func(p *model) bool { return p.id == b.parent })
 	b.reason = m.s.endReason(b.id)
 	switch {

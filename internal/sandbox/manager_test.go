@@ -12,6 +12,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 func TestLifeOfASandbox(t *testing.T) {
@@ -232,7 +233,7 @@ func TestPausedSandboxRefusesWhatNeedsAProcess(t *testing.T) {
 	ctx := t.Context()
 	sb := s.create(alice, Spec{})
 	pr := s.start(sb.ID, ProcessSpec{Argv: []string{"sh", "-c", "echo before; sleep 60"}, Stdin: true})
-	eventually(t, "output", func() bool {
+	testenv.Eventually(t, soon, "output", func() bool {
 		p, err := s.Output(ctx, alice, sb.ID, pr.ID, OutputOptions{}, newCollector(100))
 		return err == nil && p.Bytes > 0
 	})

@@ -13,6 +13,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 // gather is a RunSink that keeps everything.
@@ -272,7 +273,7 @@ func TestSlowReaderDoesNotKeepTheEndFromBeingRecorded(t *testing.T) {
 		_, err := s.Run(t.Context(), alice, sb.ID, ProcessSpec{ID: "slow", Argv: []string{"echo", "x"}}, RunOptions{}, &stuck{release: release})
 		done <- err
 	}()
-	eventually(t, "the start", func() bool { return s.find(sb.ID).proc("slow") != nil })
+	testenv.Eventually(t, soon, "the start", func() bool { return s.find(sb.ID).proc("slow") != nil })
 	if p := s.wait(sb.ID, "slow"); p.End != EndExited {
 		t.Errorf("%+v", p)
 	}
@@ -351,7 +352,7 @@ func TestSandboxThatEndsTellsItsFollowers(t *testing.T) {
 		p, err := s.WaitProcess(ctx, alice, sb.ID, "a")
 		results <- outcome{p, err}
 	}()
-	eventually(t, "three in use", func() bool {
+	testenv.Eventually(t, soon, "three in use", func() bool {
 		b := s.find(sb.ID)
 		b.mu.Lock()
 		defer b.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation/fake"
+	"casemate.dev/internal/testenv"
 )
 
 func TestRecoverAdoptsWhatRuns(t *testing.T) {
@@ -169,7 +170,7 @@ func listed(t *testing.T, s *server) []string {
 func checkNoOrphans(t *testing.T, s *server) {
 	t.Helper()
 	// An end shows in Get a moment before it is written, and List reads what is written.
-	eventually(t, "the list to show what runs", func() bool { return slices.Equal(s.w.host.Instances(), listed(t, s)) })
+	testenv.Eventually(t, soon, "the list to show what runs", func() bool { return slices.Equal(s.w.host.Instances(), listed(t, s)) })
 	alive := listed(t, s)
 	if got := s.w.host.Instances(); !slices.Equal(got, alive) {
 		t.Errorf("instances %v, sandboxes %v", got, alive)
@@ -192,7 +193,7 @@ func TestRecoverFinishesWhatWasStopping(t *testing.T) {
 	_, err := s.Delete(t.Context(), alice, sb.ID)
 	wantKind(t, "delete", err, errs.DeadlineExceeded)
 	s = s.crash()
-	eventually(t, "its end", func() bool { return s.state(sb.ID) == Stopped })
+	testenv.Eventually(t, soon, "its end", func() bool { return s.state(sb.ID) == Stopped })
 	if got, err := s.Get(t.Context(), alice, sb.ID); err != nil || got.EndReason != EndDeleted {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -7,11 +7,12 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/testenv"
 )
 
 func (s *server) becomes(id string, want State) {
 	s.w.t.Helper()
-	eventually(s.w.t, id+" "+string(want), func() bool { return s.state(id) == want })
+	testenv.Eventually(s.w.t, soon, id+" "+string(want), func() bool { return s.state(id) == want })
 }
 
 // TestPauseAtEnd: the end of the lifetime pauses; paused, no time runs; a resume begins it anew.

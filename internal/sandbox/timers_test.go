@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/testenv"
 )
 
 func timed(t *testing.T) (*server, *fakeClock) {
@@ -26,7 +27,7 @@ func (s *server) endReason(id string) EndReason {
 
 func (s *server) stops(id string, why EndReason) {
 	s.w.t.Helper()
-	eventually(s.w.t, "the end of "+id, func() bool { return s.state(id) == Stopped })
+	testenv.Eventually(s.w.t, soon, "the end of "+id, func() bool { return s.state(id) == Stopped })
 	if got := s.endReason(id); got != why {
 		s.w.t.Errorf("it ended because of %s, want %s", got, why)
 	}

@@ -17,7 +17,7 @@ import (
 
 // leakGrace is how long things may take to go by themselves: a kernel frees a namespace's mounts and
 // a control group's members after the last process was reaped.
-const leakGrace = 5 * time.Second
+const leakGrace = 30 * time.Second
 
 // NoLeaks compares the host before and after the test, and fails it for what is new: mounts, control
 // groups, loop devices, network namespaces kept by a mount, processes, descriptors and goroutines.

@@ -19,6 +19,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/id"
+	"casemate.dev/internal/testenv"
 )
 
 // limit bounds every wait in these tests; an emulated machine needs it.
@@ -145,16 +146,6 @@ func ctx(t *testing.T) context.Context {
 	c, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
 	return c
-}
-
-// eventually polls until ok holds.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never happened: %s", what)
-		}
-	}
 }
 
 func TestCreateOpenListRemove(t *testing.T) {
@@ -356,7 +347,7 @@ func TestScopeFilesSufficeToKill(t *testing.T) {
 			}
 		} else {
 			procs, freezer := s.Files()[1], s.Files()[2]
-			eventually(t, "empty", func() bool {
+			testenv.Eventually(t, limit, "empty", func() bool {
 				_, _ = freezer.WriteString("FROZEN")
 				list, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", procs.Fd()))
 				if err != nil {
@@ -371,7 +362,7 @@ func TestScopeFilesSufficeToKill(t *testing.T) {
 			})
 		}
 		_ = cmd.Wait()
-		eventually(t, "scope empty", func() bool { e, _ := s.Empty(); return e })
+		testenv.Eventually(t, limit, "scope empty", func() bool { e, _ := s.Empty(); return e })
 		// Each file does its one thing and no more. (Writing to "tasks" would move this test.)
 		want := map[string]int{"tasks": unix.O_WRONLY, "procs": unix.O_RDONLY, "freezer": unix.O_WRONLY, "kill": unix.O_WRONLY, "dir": unix.O_RDONLY}
 		for i, role := range s.Layout() {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"casemate.dev/internal/testenv"
 )
 
 func TestFreezeAndThaw(t *testing.T) {
@@ -56,7 +58,7 @@ func TestFreezeAndThaw(t *testing.T) {
 			t.Errorf("frozen after thaw %v %v", f, err)
 		}
 		go func() { _, _ = r.WriteTo(discard{}) }()
-		eventually(t, "runs again", func() bool { return cpu() != before })
+		testenv.Eventually(t, limit, "runs again", func() bool { return cpu() != before })
 		if err := g.Remove(ctx(t)); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/testenv"
 )
 
 // run runs a shell command in a scope of the payload and returns its output and error.
@@ -73,7 +74,7 @@ func TestMemoryLimitBelowUsageIsRefused(t *testing.T) {
 	defer s.Close()
 	cmd := exec.Command("/bin/sh", "-c", `exec /usr/bin/python3 -c 'import time; x=bytearray(b"x"*(100<<20)); print("up", flush=True); time.sleep(60)'`)
 	inScope(t, g, s, true, cmd)
-	eventually(t, "memory in use", func() bool { u, _ := g.Usage(); return u.MemoryBytes > 100<<20 })
+	testenv.Eventually(t, limit, "memory in use", func() bool { u, _ := g.Usage(); return u.MemoryBytes > 100<<20 })
 	if err := g.Update(Limits{MemoryBytes: 20 << 20}); !errs.Is(err, errs.FailedPrecondition) {
 		t.Errorf("update below the usage: %v, want failed_precondition", err)
 	}
@@ -105,7 +106,7 @@ func TestForkBombIsKilled(t *testing.T) {
 	}
 	cmd := exec.Command("/bin/bash", "-c", `b() { b | b & }; b`)
 	inScope(t, g, s, true, cmd)
-	eventually(t, "the bomb is at its limit", func() bool { u, _ := g.Usage(); return u.Pids >= 190 })
+	testenv.Eventually(t, limit, "the bomb is at its limit", func() bool { u, _ := g.Usage(); return u.Pids >= 190 })
 	start := time.Now()
 	if err := s.Kill(ctx(t)); err != nil {
 		t.Fatal(err)
@@ -181,7 +182,7 @@ func TestGuestHasAReserve(t *testing.T) {
 	defer s.Close()
 	payload := exec.Command("/bin/sh", "-c", `for i in $(seq 50); do sleep 100 & done; while :; do :; done`)
 	inScope(t, g, s, true, payload)
-	eventually(t, "payload at its pids limit", func() bool { u, _ := g.Usage(); return u.Pids >= 20 })
+	testenv.Eventually(t, limit, "payload at its pids limit", func() bool { u, _ := g.Usage(); return u.Pids >= 20 })
 	guest := exec.Command("/bin/sh", "-c", "for i in $(seq 30); do sleep 0.1 & done; wait; echo alive")
 	var out strings.Builder
 	guest.Stdout = &out
