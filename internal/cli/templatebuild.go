@@ -49,7 +49,7 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.serve, "serve", false, "take --start from ENTRYPOINT and CMD, and --ready from HEALTHCHECK")
 	fl.BoolVar(&f.noCache, "no-cache", false, "run every step, whatever is kept of earlier builds")
 	fl.StringVar(&f.lock, "lock-file", "", "the lock file (default casemate.lock beside the Dockerfile)")
-	fl.BoolVar(&f.locked, "locked", false, "fail unless the result is what the lock file says, and say what moved")
+	fl.BoolVar(&f.locked, "locked", false, "take the versions of the lock file, fail unless the result is what it says, and say what moved")
 	fl.BoolVar(&f.noLock, "no-lock", false, "write no lock file")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the build after this long (default 1h)")
 	fl.DurationVar(&f.stepTimeout, "step-timeout", 0, "end a step after this long (default none)")
@@ -72,7 +72,8 @@ from the template by its name: casemate create --template NAME.
 
 FROM takes a template (base), a commit or a tag, or an image. What .dockerignore leaves out is not
 sent. A lock file, casemate.lock, says what came of it: the base, each step's digest, the version of
-every package. With --locked a build fails whose result is another, and says what moved.
+every package. With --locked pip and apt get the versions that they got then, and a build fails whose
+result is another all the same, and says what moved.
 
 A template that comes with the server is built by its NAME: base takes a few minutes and downloads
 packages with debootstrap; code-interpreter builds base too where it is missing, and adds Python

@@ -20,6 +20,8 @@ type box struct {
 	files *sandbox.Files
 	// root is the user that may change everything; "" is the only one that there is, in profile locked.
 	root string
+	// pins are what the step's package managers are asked for.
+	pins pins
 }
 
 // openBox creates the sandbox of a step. The caller closes it.

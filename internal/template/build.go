@@ -62,8 +62,8 @@ type Request struct {
 	Timeout, StepTimeout time.Duration
 	// NoCache runs every step, whatever is kept.
 	NoCache bool
-	// Locked is what the result must be made of: a build whose result is another fails, and says what moved.
-	// nil: whatever there is.
+	// Locked is what the result must be made of: a step takes the versions that it pins, and a build whose result is
+	// another fails, and says what moved. nil: whatever there is.
 	Locked *Lock
 	// Epoch is the time that files of the result bear at most (SOURCE_DATE_EPOCH); zero: 1980-01-01.
 	Epoch time.Time
@@ -143,6 +143,8 @@ type StepResult struct {
 	// Commit is the state after it; "": it changed no files. Digest is of what it changed in them.
 	Commit string `json:"commit,omitempty"`
 	Digest string `json:"digest,omitempty"`
+	// Brings are the packages that a lock file pins for it.
+	Brings []Package `json:"brings,omitempty"`
 }
 
 // Steps beside those that are numbered from 1.

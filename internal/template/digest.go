@@ -34,19 +34,24 @@ func uncompared(p string) bool {
 	return false
 }
 
-// digestBetween is of all that differs between two commits: names, types, modes, owners, contents, the targets of
-// links, extended attributes. Times are not in it, nor what uncompared names.
-func (x *execution) digestBetween(ctx context.Context, from, to string) (string, error) {
+// changed returns what differs between two commits. Its digest is of names, types, modes, owners, contents, the
+// targets of links, extended attributes. Times are not in it, nor what uncompared names.
+func (x *execution) changed(ctx context.Context, from, to string) (keptStep, error) {
 	changes, err := x.b.m.Compare(ctx, x.p, from, to)
 	if err != nil {
-		return "", err
+		return keptStep{}, err
 	}
 	t, err := x.b.m.CommitTree(ctx, x.p, to)
 	if err != nil {
-		return "", err
+		return keptStep{}, err
 	}
 	defer t.Close()
-	return digestChanges(ctx, t, changes)
+	var out keptStep
+	if out.Digest, err = digestChanges(ctx, t, changes); err != nil {
+		return out, err
+	}
+	out.Brings, err = x.brings(ctx, from, t, changes)
+	return out, err
 }
 
 func digestChanges(ctx context.Context, t *rootfs.Tree, changes []sandbox.Change) (string, error) {

@@ -27,6 +27,12 @@
 // known key takes the commit and runs nothing. So a build that was cut short, by an error, a cancel or
 // the death of the server, goes on where it ended when it is asked for again.
 //
+// # Lock files
+//
+// A Lock says what a build came to. A later build that is given it (Request.Locked) makes its RUN steps take the
+// versions of pip's and dpkg's packages that they brought then, and fails where the result is another all the same.
+// What was made with pins is kept under a key of its own.
+//
 // # Trust
 //
 // Dockerfiles, contexts and what programs print are input from outside. Contexts are never unpacked on the

@@ -237,58 +237,134 @@ func (x *execution) one(ctx context.Context, s *state, o op) error {
 
 // keptStep is what is kept of a step besides its commit.
 type keptStep struct {
-	Digest string `json:"digest"`
+	Digest string    `json:"digest"`
+	Brings []Package `json:"brings,omitempty"`
 }
 
 // perform does a step's work, or takes what was kept of it, and brings the state there.
 func (x *execution) perform(ctx context.Context, s *state, w *work, result StepResult) (StepResult, error) {
-	network := ""
-	if w.network && x.req.Network != nil {
-		text, err := json.Marshal(x.req.Network.Rules)
-		if err != nil {
-			return result, err
-		}
-		network = string(text)
+	keys, err := x.keysOf(s, w, result.Text)
+	if err != nil {
+		return result, err
 	}
-	key := digest(append([]string{s.key, x.p.ID, x.req.Isolation, network, x.epoch().String()}, w.parts...)...)
 	if !x.forced {
-		kept, ok, err := x.b.db.GetBuildStep(ctx, key)
-		if err != nil {
+		if ok, err := x.kept(ctx, s, keys, &result); err != nil || ok {
 			return result, err
 		}
-		if ok {
-			if err := x.b.db.Write(store.BuildStepUsed(key, x.b.now().UnixNano())); err != nil {
-				return result, err
-			}
-			var body keptStep
-			if err := json.Unmarshal(kept.Body, &body); err != nil {
-				return result, fmt.Errorf("decode a kept step: %w", err)
-			}
-			s.key, s.commit = key, kept.Target
-			result.Cached, result.Commit, result.Digest = true, kept.Target, body.Digest
-			return result, nil
-		}
 	}
-	made, err := x.inBox(ctx, s, w)
+	made, key, err := x.inPinnedBox(ctx, s, w, keys)
 	if err != nil {
 		return result, err
 	}
 	result.Commit = made.ID
+	var body keptStep
 	if s.commit != "" {
-		if result.Digest, err = x.digestBetween(ctx, s.commit, made.ID); err != nil {
+		if body, err = x.changed(ctx, s.commit, made.ID); err != nil {
 			return result, err
 		}
 	}
-	body, err := json.Marshal(keptStep{Digest: result.Digest})
+	result.Digest, result.Brings = body.Digest, body.Brings
+	text, err := json.Marshal(body)
 	if err != nil {
 		return result, err
 	}
-	if err := x.b.db.Write(store.PutBuildStep(store.BuildStep{Key: key, Target: made.ID, Used: x.b.now().UnixNano(), Body: body})); err != nil {
+	if err := x.b.db.Write(store.PutBuildStep(store.BuildStep{Key: key, Target: made.ID, Used: x.b.now().UnixNano(), Body: text})); err != nil {
 		return result, err
+	}
+	if key != keys.wanted() {
+		if err := unavailable(keys.locked.Brings, body.Brings); err != nil {
+			return result, err
+		}
 	}
 	s.key, s.commit = key, made.ID
 	x.run.change(func(bd *Build) { bd.Bytes += made.Bytes })
 	return result, nil
+}
+
+// stepKeys are what a step's result is kept under: free where nothing was pinned for it, pinned where something was.
+type stepKeys struct {
+	free, pinned string
+	pins         pins
+	locked       *LockStep // what the lock file says; nil: nothing
+}
+
+// wanted is the key of the result that the build asks for.
+func (k stepKeys) wanted() string { return or(k.pinned, k.free) }
+
+func (x *execution) keysOf(s *state, w *work, text string) (stepKeys, error) {
+	network := ""
+	if w.network && x.req.Network != nil {
+		rules, err := json.Marshal(x.req.Network.Rules)
+		if err != nil {
+			return stepKeys{}, err
+		}
+		network = string(rules)
+	}
+	k := stepKeys{free: digest(append([]string{s.key, x.p.ID, x.req.Isolation, network, x.epoch().String()}, w.parts...)...)}
+	if k.locked = x.lockedStep(text); k.locked != nil && w.pinned {
+		if k.pins = pinsOf(*k.locked); !k.pins.none() {
+			k.pinned = digest(k.free, "pinned", k.pins.pip, k.pins.apt)
+		}
+	}
+	return k, nil
+}
+
+// kept takes what was kept of a step: where versions are pinned only a result that was made with them, or that is
+// what the lock file says.
+func (x *execution) kept(ctx context.Context, s *state, keys stepKeys, result *StepResult) (bool, error) {
+	for _, key := range []string{keys.free, keys.pinned} {
+		if key == "" {
+			continue
+		}
+		kept, ok, err := x.b.db.GetBuildStep(ctx, key)
+		if err != nil {
+			return false, err
+		}
+		if !ok {
+			continue
+		}
+		var body keptStep
+		if err := json.Unmarshal(kept.Body, &body); err != nil {
+			return false, fmt.Errorf("decode a kept step: %w", err)
+		}
+		if key != keys.wanted() && body.Digest != keys.locked.Digest {
+			continue
+		}
+		s.key, s.commit = key, kept.Target
+		result.Cached, result.Commit, result.Digest, result.Brings = true, kept.Target, body.Digest, body.Brings
+		return true, x.b.db.Write(store.BuildStepUsed(key, x.b.now().UnixNano()))
+	}
+	return false, nil
+}
+
+// inPinnedBox does a step's work with the versions that are pinned for it, and where it fails with them once more
+// without, to see what there is now. It returns which of the keys the result has.
+func (x *execution) inPinnedBox(ctx context.Context, s *state, w *work, keys stepKeys) (sandbox.Commit, string, error) {
+	made, err := x.inBox(ctx, s, w, keys.pins)
+	if code, ended := asExit(err); keys.pins.none() || !ended || code <= 0 {
+		return made, keys.wanted(), err
+	}
+	text, _ := errs.PublicText(err)
+	x.say(Warning, "with the versions of the lock file: %s; once more without them, to see what there is now", text)
+	free, ferr := x.inBox(ctx, s, w, pins{})
+	if ferr != nil {
+		return made, "", err
+	}
+	return free, keys.free, nil
+}
+
+// unavailable returns what differs from the versions of a lock file in a step that could not be done with them; nil:
+// nothing.
+func unavailable(want, got []Package) error {
+	var what []string
+	for _, c := range comparePackages(want, got) {
+		what = append(what, c.String())
+	}
+	if len(what) == 0 {
+		return nil
+	}
+	return errs.New(errs.FailedPrecondition, "the versions of the lock file can't be had: %s", listed(what)).
+		WithHint("build without --locked to take what there is, and write the lock file anew")
 }
 
 // epoch is the time that files bear at most.
@@ -300,7 +376,7 @@ func (x *execution) epoch() time.Time {
 }
 
 // inBox does a step's work in a sandbox of its own, and commits that.
-func (x *execution) inBox(ctx context.Context, s *state, w *work) (sandbox.Commit, error) {
+func (x *execution) inBox(ctx context.Context, s *state, w *work, p pins) (sandbox.Commit, error) {
 	network := x.req.Network
 	if !w.network {
 		network = nil
@@ -310,6 +386,7 @@ func (x *execution) inBox(ctx context.Context, s *state, w *work) (sandbox.Commi
 		return sandbox.Commit{}, err
 	}
 	defer b.close()
+	b.pins = p
 	if err := w.run(ctx, b); err != nil {
 		return sandbox.Commit{}, err
 	}

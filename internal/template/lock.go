@@ -47,6 +47,9 @@ type LockBase struct {
 type LockStep struct {
 	Text   string `json:"text"`
 	Digest string `json:"digest,omitempty"`
+	// Brings are the packages of dpkg, and those of pip that are from an index, which the step installed, or gave
+	// another version. They are pinned.
+	Brings []Package `json:"brings,omitempty"`
 }
 
 // Text is the lock as the file holds it: each step and each package on a line of its own.
@@ -61,14 +64,14 @@ func (l *Lock) Text() string {
 		}
 		return strings.TrimSpace(out.String())
 	}
-	list := func(name string, n int, at func(i int) any, end string) {
+	list := func(name string, n int, at func(i int) string, end string) {
 		fmt.Fprintf(&b, "  %q: [", name)
 		for i := range n {
 			sep := ",\n"
 			if i == 0 {
 				sep = "\n"
 			}
-			fmt.Fprintf(&b, "%s    %s", sep, line(at(i)))
+			fmt.Fprintf(&b, "%s    %s", sep, at(i))
 		}
 		if n > 0 {
 			b.WriteString("\n  ")
@@ -76,10 +79,24 @@ func (l *Lock) Text() string {
 		b.WriteString("]" + end + "\n")
 	}
 	fmt.Fprintf(&b, "{\n  \"version\": %d,\n  \"base\": %s,\n  \"digest\": %s,\n", l.Version, line(l.Base), line(l.Digest))
-	list("steps", len(l.Steps), func(i int) any { return l.Steps[i] }, ",")
-	list("packages", len(l.Packages), func(i int) any { return l.Packages[i] }, "")
+	list("steps", len(l.Steps), func(i int) string { return l.Steps[i].line(line) }, ",")
+	list("packages", len(l.Packages), func(i int) string { return line(l.Packages[i]) }, "")
 	b.WriteString("}\n")
 	return b.String()
+}
+
+// line is a step as the file holds it, with each package that it brings on a line of its own.
+func (s LockStep) line(of func(any) string) string {
+	brings := s.Brings
+	s.Brings = nil
+	if len(brings) == 0 {
+		return of(s)
+	}
+	lines := make([]string, len(brings))
+	for i, p := range brings {
+		lines[i] = "\n      " + of(p)
+	}
+	return strings.TrimSuffix(of(s), "}") + `,"brings":[` + strings.Join(lines, ",") + "\n    ]}"
 }
 
 // ParseLock reads a lock file.
@@ -155,13 +172,14 @@ func (x *execution) makeLock(ctx context.Context, s *state) (*Lock, error) {
 	l := &Lock{Version: lockVersion, Base: x.begun.lock}
 	x.run.mu.Lock()
 	for _, st := range x.run.build.Steps {
-		l.Steps = append(l.Steps, LockStep{Text: st.Text, Digest: st.Digest})
+		l.Steps = append(l.Steps, LockStep{Text: st.Text, Digest: st.Digest, Brings: st.Brings})
 	}
 	x.run.mu.Unlock()
-	var err error
-	if l.Digest, err = x.digestBetween(ctx, x.begun.commit, s.commit); err != nil {
+	all, err := x.changed(ctx, x.begun.commit, s.commit)
+	if err != nil {
 		return nil, err
 	}
+	l.Digest = all.Digest
 	l.Packages, err = x.packagesOf(ctx, s.commit)
 	return l, err
 }
@@ -196,10 +214,11 @@ func (x *execution) findPackages(ctx context.Context, commit string) ([]Package,
 	return readPackages(ctx, t)
 }
 
-// PackageChange is a package that one of two sides has in another version, or alone.
+// PackageChange is a package that one of two sides has in another version, with other files, or alone.
 type PackageChange struct {
 	Package
-	// From and To are the versions; "": it is not there. Package.Version is the same as To, or From.
+	// From and To are the versions; "": it is not there. Package.Version is the same as To, or From. They are
+	// equal where only its files are others.
 	From, To string
 }
 
@@ -211,6 +230,8 @@ func (c PackageChange) String() string {
 		return fmt.Sprintf("%s %s is new", name, c.To)
 	case c.To == "":
 		return fmt.Sprintf("%s %s is gone", name, c.From)
+	case c.From == c.To:
+		return fmt.Sprintf("%s %s has other files than it had in this version", name, c.To)
 	}
 	return fmt.Sprintf("%s is %s, was %s", name, c.To, c.From)
 }
@@ -221,7 +242,7 @@ func comparePackages(from, to []Package) []PackageChange {
 		out := map[[3]string]Package{}
 		for _, p := range all {
 			if old, ok := out[p.id()]; ok {
-				p.Version = old.Version + ", " + p.Version
+				p.Version, p.Digest = old.Version+", "+p.Version, ""
 			}
 			out[p.id()] = p
 		}
@@ -230,7 +251,7 @@ func comparePackages(from, to []Package) []PackageChange {
 	before, after := index(from), index(to)
 	var out []PackageChange
 	for id, p := range before {
-		if q := after[id]; q.Version != p.Version {
+		if q := after[id]; q.Version != p.Version || q.Digest != p.Digest && q.Digest != "" && p.Digest != "" {
 			out = append(out, PackageChange{Package: p, From: p.Version, To: q.Version})
 		}
 	}
@@ -264,13 +285,18 @@ func drift(want, got *Lock) error {
 	if len(what) == 0 {
 		return nil
 	}
+	return errs.New(errs.FailedPrecondition, "the result is not what the lock file says: %s", listed(what)).
+		WithHint("build without --locked to take it, and write the lock file anew")
+}
+
+// listed joins what there is to say, up to a length that can be read.
+func listed(what []string) string {
 	const most = 20
 	text := strings.Join(what[:min(len(what), most)], "; ")
 	if len(what) > most {
 		text += fmt.Sprintf("; and %d more", len(what)-most)
 	}
-	return errs.New(errs.FailedPrecondition, "the result is not what the lock file says: %s", text).
-		WithHint("build without --locked to take it, and write the lock file anew")
+	return text
 }
 
 // stepDrift tells which steps give other files.
@@ -289,7 +315,11 @@ func stepDrift(want, got []LockStep) []string {
 	var out []string
 	for i, s := range got {
 		if s.Digest != want[i].Digest {
-			out = append(out, fmt.Sprintf("step %d (%s) gave other files", i+1, s.Text))
+			text := fmt.Sprintf("step %d (%s) gave other files", i+1, s.Text)
+			for j, c := range comparePackages(want[i].Brings, s.Brings) {
+				text += []string{": ", ", "}[min(j, 1)] + c.String()
+			}
+			out = append(out, text)
 		}
 	}
 	return out

@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"path"
 	"slices"
@@ -24,6 +26,8 @@ type Package struct {
 	Version string `json:"version"`
 	// Place is the directory that it lies in, for pip and npm; "": the whole system's.
 	Place string `json:"place,omitempty"`
+	// Digest is of pip's record of the files that it installed, which has the digest of each; "": there is none.
+	Digest string `json:"digest,omitempty"`
 }
 
 // id is what a package is the same by.
@@ -45,10 +49,14 @@ func readPackages(ctx context.Context, t *rootfs.Tree) ([]Package, error) {
 			return nil, err
 		}
 	}
-	slices.SortFunc(f.found, func(a, b Package) int {
-		return cmp.Or(cmp.Compare(a.Manager, b.Manager), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Place, b.Place), cmp.Compare(a.Version, b.Version))
-	})
+	slices.SortFunc(f.found, byName)
 	return slices.Compact(f.found), nil
+}
+
+// byName orders packages.
+func byName(a, b Package) int {
+	return cmp.Or(cmp.Compare(a.Manager, b.Manager), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Place, b.Place),
+		cmp.Compare(a.Version, b.Version), cmp.Compare(a.Digest, b.Digest))
 }
 
 type finder struct {
@@ -110,9 +118,12 @@ func (f *finder) readIf(p string, limit int64) ([]byte, error) {
 	return f.t.ReadFile(p, limit)
 }
 
+// dpkgStatus is where dpkg keeps what is installed.
+const dpkgStatus = "var/lib/dpkg/status"
+
 // dpkg reads Debian's packages: one file for all, or as distroless images have it one for each.
 func (f *finder) dpkg(context.Context) error {
-	files := []string{"var/lib/dpkg/status"}
+	files := []string{dpkgStatus}
 	if names, err := f.t.Names("var/lib/dpkg/status.d"); err == nil {
 		for _, n := range names {
 			if !strings.HasSuffix(n, ".md5sums") {
@@ -193,9 +204,19 @@ func (f *finder) python(dir, file string) error {
 	if err != nil {
 		return err
 	}
+	record, err := f.readIf(dir+"/RECORD", maxPackageFile)
+	if err != nil {
+		return err
+	}
+	sum := ""
+	if record != nil {
+		sum = fmt.Sprintf("sha256:%x", sha256.Sum256(record))
+	}
 	head, _, _ := bytes.Cut(data, []byte("\n\n"))
 	return stanzas(head, func(field map[string]string) error {
-		return f.add(Package{Manager: "pip", Name: canonicalPython(field["Name"]), Version: field["Version"], Place: "/" + path.Dir(dir)})
+		return f.add(Package{
+			Manager: "pip", Name: canonicalPython(field["Name"]), Version: field["Version"], Place: "/" + path.Dir(dir), Digest: sum,
+		})
 	})
 }
 

@@ -50,7 +50,9 @@ type work struct {
 	parts []string
 	// network says that it is done with the build's network.
 	network bool
-	run     func(ctx context.Context, b *box) error
+	// pinned says that the versions of a lock file hold for it.
+	pinned bool
+	run    func(ctx context.Context, b *box) error
 }
 
 // count returns how many steps a plan has.

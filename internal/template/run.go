@@ -73,7 +73,7 @@ func (a *runAction) prepare(ctx context.Context, x *execution, s *state) (*work,
 		placed = append(placed, p)
 		parts = append(parts, p.parts...)
 	}
-	return &work{parts: parts, network: !a.offline, run: func(ctx context.Context, b *box) error {
+	return &work{parts: parts, network: !a.offline, pinned: true, run: func(ctx context.Context, b *box) error {
 		return a.run(ctx, b, c, placed)
 	}}, nil
 }
@@ -96,7 +96,14 @@ func (a *runAction) run(ctx context.Context, b *box, c command, placed []*placem
 		defer func() { _ = b.files.Remove(ctx, sandbox.RemoveRequest{PathRequest: b.asRoot(file)}) }()
 		c.argv = []string{file}
 	}
+	unpin, err := b.pins.put(ctx, b, &c)
+	if err != nil {
+		return err
+	}
 	if err := b.run(ctx, c); err != nil {
+		return err
+	}
+	if err := unpin(); err != nil {
 		return err
 	}
 	for _, p := range slices.Backward(placed) {
