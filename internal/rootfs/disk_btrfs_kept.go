@@ -68,6 +68,24 @@ func (d *btrfsDisk) keep(_ context.Context, path, dst string, fixed func()) (int
 	return added, nil
 }
 
+func (d *btrfsDisk) unchanged(path, kept string) bool {
+	src, err := os.Open(path)
+	if err != nil {
+		return false // keep tells why
+	}
+	defer src.Close()
+	snapshot, err := os.Open(kept)
+	if err != nil {
+		return false
+	}
+	defer snapshot.Close()
+	same, err := btrfs.Shows(d.counters, snapshot, src)
+	if err != nil {
+		d.log.Debug("cannot tell whether a layer was changed", "error", err)
+	}
+	return same && err == nil
+}
+
 func (d *btrfsDisk) begin(dst string) error {
 	parent, err := os.Open(filepath.Dir(dst))
 	if err != nil {

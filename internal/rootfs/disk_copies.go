@@ -82,6 +82,9 @@ func renameSynced(from, to string) error {
 	return dir.Sync()
 }
 
+// unchanged can't be told of a copy.
+func (copies) unchanged(string, string) bool { return false }
+
 func (copies) begin(dst string) error { return os.Mkdir(dst, 0o700) }
 
 func (copies) grow(ctx context.Context, path, dst string) error {

@@ -189,6 +189,19 @@ func (s *Store) Commit(ctx context.Context, id string, p Plan, hold, release fun
 	return l, nil
 }
 
+// Unchanged reports whether it is certain that a sandbox's files, with its workspaces' and its environment, are
+// what a committed layer holds that was made of them: then nothing is gained by another Commit. False says
+// that they changed, or that nobody knows. The caller sees to it that no Collect removes the layer meanwhile.
+func (s *Store) Unchanged(id, layer string) bool {
+	if !validID(id) {
+		return false
+	}
+	if _, err := s.Layer(layer); err != nil {
+		return false
+	}
+	return s.disk.unchanged(s.live(id), s.keptPath(layer))
+}
+
 // keepHeld keeps a layer while its sandbox is held, which ends as soon as it is decided what the layer holds.
 func (s *Store) keepHeld(ctx context.Context, path, dst string, hold, release func() error) (int64, error) {
 	if err := hold(); err != nil {

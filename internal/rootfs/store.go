@@ -88,6 +88,8 @@ type disk interface {
 	// it calls fixed, or returns. It returns how many bytes that takes.
 	// ResourceExhausted: there is no room to keep it.
 	keep(ctx context.Context, path, dst string, fixed func()) (int64, error)
+	// unchanged reports whether it is certain that the layer at path holds what is kept at kept.
+	unchanged(path, kept string) bool
 	// begin makes dst, in snapshots/, an empty directory, to be filled and then kept.
 	begin(dst string) error
 	// grow makes dst, in snapshots/, a copy of what is kept at path, to be changed and then kept.

@@ -174,7 +174,7 @@ func (m *Manager) commit(ctx context.Context, actor string, b *box, o CommitOpti
 	if err != nil {
 		return Commit{}, err
 	}
-	layer, frozen, err := m.keepLayer(ctx, b, now)
+	layer, frozen, err := m.keepLayer(ctx, b, now, o)
 	if err == nil && !o.Settle.IsZero() {
 		bytes := layer.Bytes
 		layer, err = m.cfg.Roots.Settle(ctx, layer.ID, o.Settle)
@@ -197,8 +197,16 @@ func (m *Manager) commit(ctx context.Context, actor string, b *box, o CommitOpti
 	return c, m.recordCommit(b, c, o)
 }
 
-// keepLayer keeps b's files, and returns how long it stood still for that.
-func (m *Manager) keepLayer(ctx context.Context, b *box, now Sandbox) (rootfs.Layer, time.Duration, error) {
+// keepLayer keeps b's files, and returns how long it stood still for that. Where they are certainly those of its head,
+// the commits share the layer.
+func (m *Manager) keepLayer(ctx context.Context, b *box, now Sandbox, o CommitOptions) (rootfs.Layer, time.Duration, error) {
+	head, ok, err := m.db.GetCommit(ctx, now.Head)
+	if err != nil {
+		return rootfs.Layer{}, 0, err
+	}
+	if ok && o.Settle.IsZero() && m.cfg.Roots.Unchanged(b.id, head.Layer) {
+		return rootfs.Layer{ID: head.Layer}, 0, nil
+	}
 	b.mu.Lock()
 	plan := b.body.Plan
 	b.mu.Unlock()

@@ -322,3 +322,37 @@ func TestCompare(t *testing.T) {
 		t.Errorf("with itself: %v, %v", got, err)
 	}
 }
+
+// Where a sandbox's files are certainly those of its head, commits and forks share its layer: no snapshot is made, and
+// the layer stays for as long as one of them is there.
+func TestCommitsOfUnchangedFilesShareTheirLayer(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	sb := s.create(admin, Spec{Labels: map[string]string{"k": "v"}})
+	first := s.commit(sb.ID, CommitOptions{})
+	changed := s.commit(sb.ID, CommitOptions{})
+	if changed.Layer() == first.Layer() {
+		t.Fatal("twin: what may have changed shares a layer")
+	}
+	w.roots.Still(sb.ID, changed.Layer())
+	c, forks, err := s.Fork(t.Context(), admin, sb.ID, ForkOptions{})
+	if err != nil || forks[0].Err != nil {
+		t.Fatal(err, forks)
+	}
+	if c.Layer() != changed.Layer() || c.ID == changed.ID || c.Parent != changed.ID || c.Bytes != 0 || c.Frozen != 0 || !c.Automatic {
+		t.Errorf("fork's commit %+v", c)
+	}
+	if got := forks[0].Sandbox.Spec.Commit; got != c.ID {
+		t.Errorf("the fork stands on %s", got)
+	}
+	settled := s.commit(sb.ID, CommitOptions{Settle: time.Unix(1, 0)})
+	if settled.Layer() == changed.Layer() {
+		t.Error("a settled commit shares the layer that is not")
+	}
+	if _, err := s.DeleteCommit(t.Context(), admin, changed.ID); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(w.roots.Layers.Layers(), c.Layer()) {
+		t.Error("the layer went with one of its commits")
+	}
+}

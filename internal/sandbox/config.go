@@ -107,6 +107,8 @@ type Roots interface {
 	Merge(ctx context.Context, r rootfs.MergeRequest) (rootfs.Merged, error)
 	// Templates lists what a sandbox can start from.
 	Templates(ctx context.Context) ([]rootfs.Template, error)
+	// Unchanged reports whether it is certain that a sandbox's files are what a layer holds that was made of them.
+	Unchanged(id, layer string) bool
 	// Flush writes out what a sandbox's files hold in memory, without all only where it is much.
 	Flush(id string, all bool) error
 	// Commit keeps a sandbox's files, and those of its workspaces, as a layer. hold stops the sandbox and

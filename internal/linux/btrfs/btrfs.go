@@ -28,6 +28,9 @@ const (
 	keyQgroupLimit = 244
 )
 
+// rootReadOnly is BTRFS_ROOT_SUBVOL_RDONLY (linux/btrfs_tree.h).
+const rootReadOnly = 1 << 0
+
 // noCopyOnWrite is FS_NOCOW_FL (linux/fs.h).
 const noCopyOnWrite = 0x00800000
 
@@ -137,6 +140,35 @@ func snapshot(src, dir *os.File, name string, flags uint64) error {
 	args := volArgsV2{fd: int64(src.Fd()), flags: flags}
 	copy(args.name[:], name)
 	return ioctlVolV2("BTRFS_IOC_SNAP_CREATE_V2", iocSnapCreateV2, dir, &args)
+}
+
+// Shows reports whether it is certain that a read-only snapshot holds what the subvolume src holds, because the
+// snapshot was made of it and src was not changed since. c are the file system's counters. What is written after
+// Shows was called may or may not count.
+//
+// Each change of an inode notes in the root of its subvolume, in memory at once, which transaction it belongs to; a
+// snapshot inherits that note, and what changes src later belongs to a later transaction (btrfs_update_root_times
+// and create_pending_snapshot in fs/btrfs). What is written into pages is noted only when they are written
+// out, and until then has room reserved in the subvolume's quota group, at the least for its metadata. So nothing may
+// be reserved, and that is looked at first: room is given back after the change was noted.
+func Shows(c Counters, snapshot, src *os.File) (bool, error) {
+	id, err := ID(src)
+	if err != nil {
+		return false, err
+	}
+	if reserved, err := c.Reserved(id); err != nil || reserved != 0 {
+		return false, err
+	}
+	now, err := ioctlSubvolInfo(src)
+	if err != nil {
+		return false, err
+	}
+	then, err := ioctlSubvolInfo(snapshot)
+	if err != nil {
+		return false, err
+	}
+	return then.flags&rootReadOnly != 0 && then.parentUUID == now.uuid && now.uuid != [16]byte{} &&
+		then.changed == now.changed && then.changedAt == now.changedAt, nil
 }
 
 // DeleteTree removes the subvolume name in dir together with every subvolume below it, wherever in

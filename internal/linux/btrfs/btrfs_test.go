@@ -43,7 +43,7 @@ func fresh(t *testing.T) *os.File {
 	if err := os.Mkdir(dir+"/m", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount(dev.Path, dir+"/m", "btrfs", unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+	if err := unix.Mount(dev.Path, dir+"/m", "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -346,5 +346,145 @@ func TestOtherFileSystems(t *testing.T) {
 	}
 	if err := CreateSubvolume(dir, "x"); !errors.Is(err, syscall.ENOTTY) {
 		t.Errorf("subvolume in proc: %v", err)
+	}
+}
+
+// Whatever is done to a subvolume after a snapshot, the snapshot does not show it any more; what is only read, it does.
+func TestShows(t *testing.T) {
+	root := fresh(t)
+	if err := EnableQuota(root); err != nil {
+		t.Fatal(err)
+	}
+	c, err := CountersOf(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := create(t, root, "a")
+	at := func(name string) string { return a.Name() + "/" + name }
+	if err := os.WriteFile(at("f"), make([]byte, 1<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(at("small"), []byte("inline"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name string, offset int64) func() error {
+		return func() error {
+			f, err := os.OpenFile(at(name), os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte("x"), offset)
+			return errors.Join(err, f.Close())
+		}
+	}
+	mapped := func() error {
+		f, err := os.OpenFile(at("f"), os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_WRITE|unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		m[7]++
+		return unix.Munmap(m)
+	}
+	var held []byte // stays mapped, and is written to again in the rounds that follow
+	changes := map[string]func() error{
+		"write":       write("f", 4096),
+		"write small": write("small", 1),
+		"append":      write("f", 1<<20+5000),
+		"mmap":        mapped,
+		"mmap held":   func() error { held[9]++; return nil },
+		"same bytes":  func() error { return os.WriteFile(at("same"), []byte("same"), 0o644) },
+		"create":      func() error { return os.WriteFile(at("new"), nil, 0o644) },
+		"remove":      func() error { return os.Remove(at("new")) },
+		"mkdir":       func() error { return os.Mkdir(at("dir"), 0o755) },
+		"rename":      func() error { return os.Rename(at("dir"), at("moved")) },
+		"chmod":       func() error { return os.Chmod(at("f"), 0o600) },
+		"chown":       func() error { return os.Lchown(at("f"), 7, 7) },
+		"times":       func() error { return os.Chtimes(at("f"), time.Unix(1, 0), time.Unix(1, 0)) },
+		"attribute":   func() error { return unix.Setxattr(at("f"), "user.x", []byte("y"), 0) },
+		"link":        func() error { return os.Link(at("f"), at("link")) },
+		"symlink":     func() error { return os.Symlink("f", at("sym")) },
+		"truncate":    func() error { return os.Truncate(at("f"), 1<<19) },
+	}
+	f, err := os.OpenFile(at("f"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if held, err = unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_WRITE|unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(held) }()
+	round := 0
+	snap := func() *os.File {
+		round++
+		name := fmt.Sprintf("s%d", round)
+		if err := Snapshot(a, root, name); err != nil {
+			t.Fatal(err)
+		}
+		return openDir(t, root.Name()+"/"+name)
+	}
+	shows := func(s *os.File) bool {
+		is, err := Shows(c, s, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	order := []string{
+		"write", "write small", "append", "mmap", "mmap held", "same bytes", "same bytes", "create", "remove", "mkdir",
+		"rename", "chmod", "chown", "times", "attribute", "link", "symlink", "mmap held", "truncate",
+	}
+	for _, what := range order {
+		s := snap()
+		if _, err := os.ReadFile(at("f")); err != nil {
+			t.Fatal(err)
+		}
+		if !shows(s) {
+			t.Errorf("before %s: a snapshot that was just made does not show what is there", what)
+		}
+		if err := changes[what](); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if shows(s) {
+			t.Errorf("%s: shows it still", what)
+		}
+		if err := Sync(root); err != nil {
+			t.Fatal(err)
+		}
+		if shows(s) {
+			t.Errorf("%s: shows it once it is on the disk", what)
+		}
+	}
+	// A write at once after a snapshot leaves the file's times as they were, if the clock has not gone on.
+	for range 200 {
+		if err := write("f", 0)(); err != nil {
+			t.Fatal(err)
+		}
+		s := snap()
+		if err := write("f", 1)(); err != nil {
+			t.Fatal(err)
+		}
+		if shows(s) {
+			t.Fatal("shows what was written at once after it")
+		}
+	}
+	s := snap()
+	b := create(t, root, "b")
+	if is, err := Shows(c, s, b); err != nil || is {
+		t.Errorf("of another subvolume: %v %v", is, err)
+	}
+	if err := Clone(a, root, "clone"); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := Shows(c, openDir(t, root.Name()+"/clone"), a); err != nil || is {
+		t.Errorf("what can be written to: %v %v", is, err)
+	}
+	if _, err := Shows(Counters{dir: "/none"}, s, a); err == nil {
+		t.Error("without counters it is not certain")
 	}
 }

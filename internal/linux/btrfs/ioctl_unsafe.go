@@ -22,6 +22,7 @@ const (
 	iocQgroupCreate  = 0x4010942a
 	iocQgroupLimit   = 0x8030942b
 	iocRescanWait    = 0x942e
+	iocSubvolInfo    = 0x81f8943c
 	iocSnapDestroyV2 = 0x5000943f
 )
 
@@ -134,6 +135,27 @@ type fsInfo struct {
 func ioctlFSInfo(f *os.File) (fsInfo, error) {
 	var args fsInfo
 	err := ioctl("BTRFS_IOC_FS_INFO", iocFSInfo, f, unsafe.Pointer(&args))
+	return args, err
+}
+
+// subvolInfo is btrfs_ioctl_get_subvol_info_args.
+type subvolInfo struct {
+	tree                                 uint64
+	name                                 [256]byte
+	parent, dir, generation, flags       uint64
+	uuid, parentUUID, receivedUUID       [16]byte
+	changed, made, sent, received        uint64
+	changedAt, madeAt, sentAt, receiveAt struct {
+		sec  uint64
+		nsec uint32
+		_    uint32
+	}
+	_ [8]uint64
+}
+
+func ioctlSubvolInfo(dir *os.File) (subvolInfo, error) {
+	var args subvolInfo
+	err := ioctl("BTRFS_IOC_GET_SUBVOL_INFO", iocSubvolInfo, dir, unsafe.Pointer(&args))
 	return args, err
 }
 

@@ -28,6 +28,20 @@ func (c Counters) Pending(id uint64) int64 {
 	return c.read(filepath.Join("qgroups", "0_"+strconv.FormatUint(id, 10), "rsv_data"))
 }
 
+// Reserved returns the bytes that a subvolume's writers have reserved for data and metadata since the last commit.
+// Unlike Pending it fails where that can't be told.
+func (c Counters) Reserved(id uint64) (int64, error) {
+	var sum int64
+	for _, kind := range [...]string{"rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"} {
+		n, err := c.value(filepath.Join("qgroups", "0_"+strconv.FormatUint(id, 10), kind))
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
 // Activity returns a number that changes when anything is written to or freed in the file system.
 func (c Counters) Activity() int64 {
 	var sum int64
@@ -39,11 +53,19 @@ func (c Counters) Activity() int64 {
 	return sum
 }
 
+// read is value, or 0 where there is none.
 func (c Counters) read(name string) int64 {
-	b, err := os.ReadFile(filepath.Join(c.dir, name))
+	n, err := c.value(name)
 	if err != nil {
 		return 0
 	}
-	n, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 	return n
+}
+
+func (c Counters) value(name string) (int64, error) {
+	b, err := os.ReadFile(filepath.Join(c.dir, name))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }

@@ -31,13 +31,15 @@ type Layers struct {
 	layers map[string]bool
 	envs   map[string]map[string]string
 	below  map[string]string
+	// unchanged is the layer that a sandbox's files are known to be.
+	unchanged map[string]string
 
 	clashing bool
 }
 
 // NewLayers returns an empty store.
 func NewLayers() *Layers {
-	return &Layers{layers: map[string]bool{}, envs: map[string]map[string]string{}, below: map[string]string{}}
+	return &Layers{layers: map[string]bool{}, envs: map[string]map[string]string{}, below: map[string]string{}, unchanged: map[string]string{}}
 }
 
 // Use notes on which layer a sandbox stands; "" is a template. NotFound: there is no such layer.
@@ -57,6 +59,7 @@ func (l *Layers) Forget(sandbox string) {
 	defer l.mu.Unlock()
 	delete(l.below, sandbox)
 	delete(l.envs, sandbox)
+	delete(l.unchanged, sandbox)
 }
 
 // Below returns on which layer a sandbox stands.
@@ -76,6 +79,20 @@ func (l *Layers) Layers() []string {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// Unchanged implements sandbox.Roots.
+func (l *Layers) Unchanged(id, layer string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unchanged[id] == layer && layer != ""
+}
+
+// Still says that a sandbox's files are what a layer holds.
+func (l *Layers) Still(id, layer string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unchanged[id] = layer
 }
 
 // Flush implements sandbox.Roots.
