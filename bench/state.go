@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -212,11 +213,13 @@ func chain(ctx context.Context, b *bench) (Row, error) {
 		}
 	}
 	var ours, begin []time.Duration
-	for range b.rounds(40) {
-		for _, from := range []struct {
-			commit string
-			times  *[]time.Duration
-		}{{last, &ours}, {first, &begin}} {
+	both := []struct {
+		commit string
+		times  *[]time.Duration
+	}{{last, &ours}, {first, &begin}}
+	for range b.rounds(200) { // a difference of a twentieth is looked for
+		slices.Reverse(both) // each is as often the one that comes after the other's removal
+		for _, from := range both {
 			took, err := b.answering(ctx, func() (string, error) { return b.createFrom(ctx, from.commit) })
 			if err != nil {
 				return Row{}, err

@@ -94,7 +94,7 @@ func (p problem) write(w http.ResponseWriter, status int) {
 var errReported = errors.New("reported in the stream")
 
 func errNoRoute(r *http.Request) error {
-	return errs.New(errs.NotFound, "no such path: %s %s", r.Method, r.URL.Path).
+	return errs.New(errs.NotFound, "no such path: %s %s", r.Method, r.URL.EscapedPath()).
 		WithHint("docs/api.md lists the paths")
 }
 

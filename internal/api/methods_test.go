@@ -101,6 +101,8 @@ func steps() []step {
 		{"CommitService/GetCommit", "GET /v1/commits/ready", `{"commit":"ready"}`, `"message":"m"`},
 		{"CommitService/ListCommits", "GET /v1/commits?sandbox=${box}", `{"sandbox":"${box}"}`, `"author":`},
 		{"CommitService/TagCommit", "POST /v1/commits/ready/tags", `{"commit":"ready","tag":"also/this"}`, `"also/this"`},
+		{"CommitService/GetCommit", "GET /v1/commits/also%2Fthis", `{"commit":"also/this"}`, `"message":"m"`},
+		{"HistoryService/GetLineage", "GET /v1/commits/also%2Fthis/lineage", `{"commit":"also/this"}`, `"id":"cmt_`},
 		{"CommitService/UntagCommit", "POST /v1/commits/ready/untag", `{"commit":"ready","tag":"also/this"}`, `"tags":["ready"]`},
 		{"CommitService/ForkSandbox", "POST /v1/sandboxes/${box}/fork", `{"sandbox":"${box}"}`, `"automatic":true`},
 		{"CommitService/Checkout", "POST /v1/sandboxes/${box}/checkout", `{"sandbox":"${box}","commit":"ready"}`, `"saved":{`},

@@ -108,7 +108,12 @@ func (a *API) newREST() (http.Handler, error) {
 			r.Header.Set("Content-Type", "application/json") // what curl says of any -d; there are no forms here
 		}
 		rw := &restWriter{ResponseWriter: w}
-		schema.ServeHTTP(rw, r.WithContext(context.WithValue(r.Context(), restKey{}, rw)))
+		r = r.WithContext(context.WithValue(r.Context(), restKey{}, rw))
+		// Vanguard splits Path at slashes and decodes the parts: a tag's own slashes (web%2Fready) must still be encoded.
+		u := *r.URL
+		u.Path, u.RawPath = r.URL.EscapedPath(), ""
+		r.URL = &u
+		schema.ServeHTTP(rw, r)
 		rw.finish("")
 	}), nil
 }
