@@ -111,16 +111,18 @@ func (a *app) buildBuiltIn(ctx context.Context, c *client.Client, name string, f
 }
 
 func (a *app) templateShowCmd() *cobra.Command {
-	var lock bool
+	var lock, requirements bool
 	cmd := &cobra.Command{
 		Use:   "show [flags] TEMPLATE",
 		Short: "Show a template that was built, or one build of it",
 		Long: `Show what a template is made of: the newest build that is ready, or the build whose id is given. With --lock
-its lock file is printed as it is.
+its lock file is printed as it is, with --requirements what its steps installed from a Python package
+index, as pip reads it: pip install -r requirements.lock.
 
 Exit codes: 0, or 125 when there is none.`,
-		Example: "  casemate template show web\n  casemate template show web --lock > casemate.lock",
-		Args:    exactly(1, "one template, or a build's id"),
+		Example: "  casemate template show web\n  casemate template show web --lock > casemate.lock\n" +
+			"  casemate template show web --requirements > requirements.lock",
+		Args: exactly(1, "one template, or a build's id"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			b, err := c.Builds.Get(ctx, args[0])
 			if err != nil {
@@ -130,6 +132,13 @@ Exit codes: 0, or 125 when there is none.`,
 			case lock:
 				fmt.Fprint(a.stdout, b.GetLock())
 				return nil
+			case requirements:
+				text, err := requirementsOf(b.GetLock())
+				if err != nil {
+					return cannot(err, "show what template %s has of pip's", args[0])
+				}
+				fmt.Fprint(a.stdout, text)
+				return nil
 			case a.json:
 				return a.printJSON(b)
 			}
@@ -138,6 +147,8 @@ Exit codes: 0, or 125 when there is none.`,
 		}),
 	}
 	cmd.Flags().BoolVar(&lock, "lock", false, "print the lock file alone")
+	cmd.Flags().BoolVar(&requirements, "requirements", false, "print the versions of pip's packages alone, as a requirements file")
+	cmd.MarkFlagsMutuallyExclusive("lock", "requirements")
 	return cmd
 }
 

@@ -173,6 +173,9 @@ func TestPinnedBuild(t *testing.T) {
 			t.Errorf("the lock file lacks %s:\n%s", want, first)
 		}
 	}
+	if out, err := s.CLI("", "template", "show", "pinned", "--requirements"); err != nil || out != "greeting-lib==1.0\nspeech==3.1\nvoice-box==1.4\n" {
+		t.Errorf("the requirements are %q, %v", out, err)
+	}
 	l.ok("--locked") // nothing runs
 	l.ok("--no-cache")
 	if again := l.lock(); again != first {
