@@ -28,9 +28,9 @@ func (a *app) diffCmd() *cobra.Command {
 		Long: `Show what a sandbox changed in its workspace, compared with the host folder it came from, as a unified diff.
 A sandbox without a workspace, or --root, shows which files of its root file system differ from what it
 started from; with --from, what differs in them from a commit or another sandbox, and a commit may stand in
-its place: contents of text as unified diffs, modes, owners, attributes and targets. That is of the root file system
-alone, though commits, forks and merges hold the workspaces, too: a workspace is compared with its host folder, and
-for the one of a commit, with a sandbox started from it.
+its place: contents of text as unified diffs, modes, owners, attributes and targets. That is of the root
+file system alone, though commits, forks and merges hold the workspaces, too: a workspace is compared
+with its host folder, and for the one of a commit, with a sandbox started from it.
 
 On a terminal, what a sandbox wrote shows without what could steer the terminal. Nothing is run and no link
 is followed out of the folder, whatever the sandbox wrote.
