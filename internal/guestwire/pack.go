@@ -106,8 +106,11 @@ func ReadEntry(r io.Reader) (Entry, error) {
 		}
 		*s = plain
 	}
-	if e.Size < 0 || e.Type != TypeFile && e.Size > 0 {
+	if e.Size < 0 || (e.Type != TypeFile || e.Hard != "") && e.Size > 0 {
 		return Entry{}, broken("an entry of type %s with %d bytes", e.Type, e.Size)
+	}
+	if e.Hard != "" && e.Type != TypeFile {
+		return Entry{}, broken("a hard link of type %s", e.Type)
 	}
 	return e, nil
 }

@@ -89,14 +89,21 @@ func enter(at int, name string, owner *Owner) (int, error) {
 	if err == nil || !isNotExist(err) {
 		return fd, err
 	}
-	err = unix.Mkdirat(at, name, defaultDirMode)
-	if err == nil {
-		err = owner.take(at, name)
-	}
-	if err != nil && err != unix.EEXIST {
+	switch err := unix.Mkdirat(at, name, defaultDirMode); {
+	case err == unix.EEXIST:
+		return resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	case err != nil:
 		return -1, err
 	}
-	return resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	// By its descriptor: who may rename here could put something else under the name meanwhile.
+	if fd, err = resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0); err != nil || owner == nil {
+		return fd, err
+	}
+	if err := unix.Fchownat(fd, "", int(owner.UID), int(owner.GID), unix.AT_EMPTY_PATH); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // move answers file.move.

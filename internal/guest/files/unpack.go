@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -97,7 +96,9 @@ type unpacking struct {
 	parent     int
 	parentPath string
 	// dirs are the directories whose times are set at the end, when nothing changes them any more.
-	dirs  []dirTime
+	dirs []dirTime
+	// links are the symbolic links that the tree made.
+	links map[inode]bool
 	reply guestwire.UnpackReply
 }
 
@@ -138,7 +139,10 @@ func (u *unpacking) owner(s *server, text string) error {
 // entry makes one file.
 func (u *unpacking) entry(e guestwire.Entry) error {
 	if e.Path == "." {
-		return u.dress(u.top, ".", e)
+		if e.Type != guestwire.TypeDir {
+			return errs.New(errs.InvalidArgument, "the top of a tree is a %s, and no directory", e.Type)
+		}
+		return u.dress(u.top, e)
 	}
 	if !clean(e.Path) {
 		return errs.New(errs.InvalidArgument, "an entry's path is not clean: %s", guestwire.Escape(e.Path))
@@ -146,29 +150,36 @@ func (u *unpacking) entry(e guestwire.Entry) error {
 	dir, name := path.Split(e.Path)
 	at, err := u.enter(strings.TrimSuffix(dir, "/"))
 	if err != nil {
-		return fault(err, "unpack", u.shown(e.Path))
+		return u.failed(err, e.Path)
 	}
 	switch {
 	case e.Hard != "":
 		err = u.hardLink(at, name, e.Hard)
 	case e.Type == guestwire.TypeDir:
-		err = u.makeDir(at, name)
+		err = u.makeDir(at, name, e)
 	case e.Type == guestwire.TypeSymlink:
-		if err = discard(at, name); err == nil {
-			err = unix.Symlinkat(e.Target, at, name)
-		}
+		err = u.symlink(at, name, e)
 	case e.Type == guestwire.TypeFile:
 		return u.file(at, name, e)
 	default:
 		return errs.New(errs.InvalidArgument, "%s is neither a file, a directory nor a symbolic link", guestwire.Escape(e.Path))
 	}
-	if err == nil && e.Hard == "" {
-		err = u.dress(at, name, e)
-	}
 	if err != nil {
-		return fault(err, "unpack", u.shown(e.Path))
+		return u.failed(err, e.Path)
 	}
 	return nil
+}
+
+// errThrough says that an entry goes through a symbolic link that an entry before it made: only a tree that
+// wants to lead out of itself has one.
+var errThrough = errors.New("the way leads through a symbolic link of the tree itself")
+
+// failed says which entry can't be made.
+func (u *unpacking) failed(err error, entry string) error {
+	if errors.Is(err, errThrough) {
+		return errs.New(errs.InvalidArgument, "%s: %v", guestwire.Escape(entry), err)
+	}
+	return fault(err, "unpack", u.shown(entry))
 }
 
 func (u *unpacking) shown(p string) string { return strings.TrimRight(u.dest, "/") + "/" + p }
@@ -179,13 +190,23 @@ func clean(p string) bool {
 }
 
 // enter opens the directory of an entry, and makes what is missing on the way. A symbolic link to a directory
-// is followed, as on the way of any path inside.
+// that was there before is followed, as on the way of any path inside.
 func (u *unpacking) enter(dir string) (int, error) {
 	if u.parent >= 0 && dir == u.parentPath {
 		return u.parent, nil
 	}
 	u.close()
 	u.parent = -1
+	at, err := u.descend(dir, func(at int, name string) (int, error) { return enter(at, name, u.given()) })
+	if err != nil {
+		return -1, err
+	}
+	u.parent, u.parentPath = at, dir
+	return at, nil
+}
+
+// descend opens a directory below the top by opening each on the way. The caller closes it.
+func (u *unpacking) descend(dir string, open func(at int, name string) (int, error)) (int, error) {
 	at, err := unix.FcntlInt(uintptr(u.top), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -194,15 +215,36 @@ func (u *unpacking) enter(dir string) (int, error) {
 		if name == "" {
 			continue
 		}
-		next, err := enter(at, name, u.given())
+		err := u.refuseOwnLink(at, name)
+		next := -1
+		if err == nil {
+			next, err = open(at, name)
+		}
 		_ = unix.Close(at)
 		if err != nil {
 			return -1, err
 		}
 		at = next
 	}
-	u.parent, u.parentPath = at, dir
 	return at, nil
+}
+
+// inode names a file whatever its path is.
+type inode struct{ dev, ino uint64 }
+
+func inodeOf(st *unix.Stat_t) inode { return inode{dev: uint64(st.Dev), ino: st.Ino} }
+
+// refuseOwnLink fails where a name is a symbolic link that this tree made.
+func (u *unpacking) refuseOwnLink(at int, name string) error {
+	if len(u.links) == 0 {
+		return nil
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK && u.links[inodeOf(&st)] {
+		return errThrough
+	}
+	return nil
 }
 
 // given is to whom belongs what no entry names.
@@ -220,16 +262,61 @@ func (u *unpacking) given() *Owner {
 	return &o
 }
 
-func (u *unpacking) makeDir(at int, name string) error {
-	err := unix.Mkdirat(at, name, 0o700)
-	if err != unix.EEXIST {
+// makeDir makes a directory, or takes one that is there. What a link of before leads to stays as it is.
+func (u *unpacking) makeDir(at int, name string, e guestwire.Entry) error {
+	if err := unix.Mkdirat(at, name, 0o700); err != nil && err != unix.EEXIST {
 		return err
 	}
-	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err := u.refuseOwnLink(at, name); err != nil {
+		return err
+	}
+	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
-	return unix.Close(fd)
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return u.dress(fd, e)
+	case unix.S_IFLNK:
+		to, err := resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		return unix.Close(to)
+	}
+	return unix.ENOTDIR
+}
+
+// symlink makes a symbolic link, and remembers it: nothing of this tree goes through it.
+func (u *unpacking) symlink(at int, name string, e guestwire.Entry) error {
+	if err := discard(at, name); err != nil {
+		return err
+	}
+	if err := unix.Symlinkat(e.Target, at, name); err != nil {
+		return err
+	}
+	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return unix.EEXIST // somebody inside put something else there
+	}
+	if u.links == nil {
+		u.links = map[inode]bool{}
+	}
+	u.links[inodeOf(&st)] = true
+	return u.dress(fd, e)
 }
 
 // discard removes what is in the way of a new file; a directory stays, and the caller fails.
@@ -240,16 +327,31 @@ func discard(at int, name string) error {
 	return nil
 }
 
+// hardLink gives a file of the tree another name.
 func (u *unpacking) hardLink(at int, name, to string) error {
 	if !clean(to) {
-		return unix.EINVAL
+		return errs.New(errs.InvalidArgument, "a hard link's path is not clean: %s", guestwire.Escape(to))
 	}
-	// Through the top, so that no link on the way leads out of the tree.
-	from, err := resolve.Open(u.top, to, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	dir, last := path.Split(to)
+	there, err := u.descend(strings.TrimSuffix(dir, "/"), func(at int, name string) (int, error) {
+		return resolve.Open(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(there)
+	from, err := resolve.Open(there, last, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(from)
+	var st unix.Stat_t
+	if err := unix.Fstat(from, &st); err != nil {
+		return err
+	}
+	if err := wantRegular(st.Mode, u.shown(to)); err != nil {
+		return err
+	}
 	if err := discard(at, name); err != nil {
 		return err
 	}
@@ -274,14 +376,15 @@ func (u *unpacking) file(at int, name string, e guestwire.Entry) error {
 		}
 		return fault(err, "write", shown)
 	}
-	if err := u.dress(at, name, e); err != nil {
+	if err := u.dress(fd, e); err != nil {
 		return fault(err, "unpack", shown)
 	}
 	return nil
 }
 
-// dress gives a new file its owner, mode, attributes and time, in an order in which none undoes another.
-func (u *unpacking) dress(at int, name string, e guestwire.Entry) error {
+// dress gives a new file its owner, mode, attributes and time, in an order in which none undoes another. It
+// is told by its descriptor: who may rename in the directory could put another file under its name meanwhile.
+func (u *unpacking) dress(fd int, e guestwire.Entry) error {
 	uid, gid := e.UID, e.GID
 	if u.uid != nil {
 		uid = *u.uid
@@ -290,16 +393,16 @@ func (u *unpacking) dress(at int, name string, e guestwire.Entry) error {
 		gid = *u.gid
 	}
 	if u.privileged {
-		if err := unix.Fchownat(at, name, int(uid), int(gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fchownat(fd, "", int(uid), int(gid), unix.AT_EMPTY_PATH); err != nil {
 			return err
 		}
 	}
 	if e.Type != guestwire.TypeSymlink {
-		if err := unix.Fchmodat(at, name, e.Mode&0o7777, 0); err != nil {
+		if err := unix.Fchmodat(unix.AT_FDCWD, selfName(fd), e.Mode&0o7777, 0); err != nil {
 			return err
 		}
 		for attr, value := range e.Attrs {
-			if err := unix.Setxattr(selfName(at)+"/"+name, attr, value, 0); err != nil {
+			if err := unix.Setxattr(selfName(fd), attr, value, 0); err != nil {
 				return err
 			}
 		}
@@ -311,19 +414,19 @@ func (u *unpacking) dress(at int, name string, e guestwire.Entry) error {
 		u.dirs = append(u.dirs, dirTime{path: e.Path, at: e.MTime})
 		return nil
 	}
-	return setTime(at, name, e.MTime)
+	return setTime(fd, "", e.MTime, unix.AT_EMPTY_PATH)
 }
 
-func setTime(at int, name string, ns int64) error {
-	t := unix.NsecToTimespec(time.Unix(0, ns).UnixNano())
-	return unix.UtimesNanoAt(at, name, []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW)
+func setTime(at int, name string, ns int64, flags int) error {
+	t := unix.NsecToTimespec(ns)
+	return unix.UtimesNanoAt(at, name, []unix.Timespec{t, t}, flags)
 }
 
 // touchDirs sets the times of directories, the innermost first.
 func (u *unpacking) touchDirs() error {
 	for i := len(u.dirs) - 1; i >= 0; i-- {
 		d := u.dirs[i]
-		if err := setTime(u.top, d.path, d.at); err != nil {
+		if err := setTime(u.top, d.path, d.at, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return fault(err, "set the time of", u.shown(d.path))
 		}
 	}
