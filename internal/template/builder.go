@@ -96,6 +96,8 @@ const (
 	defaultParallel = 4
 	defaultMaxFiles = 4 << 30
 	defaultTimeout  = time.Hour
+	// maxOfOwner bounds the builds of one principal that run or wait.
+	maxOfOwner = 100
 	// stepsFor is how long the result of a step is kept without being used.
 	stepsFor = 30 * 24 * time.Hour
 )
@@ -222,7 +224,7 @@ func (b *Builder) Start(ctx context.Context, p sandbox.Principal, r Request) (Bu
 		ID: r.ID, Owner: p.ID, Name: r.Name, Tags: slices.Clone(r.Tags), State: Queued, CreatedAt: b.now(), From: todo.from(),
 		Of: todo.count(), Limits: r.Limits, Start: r.Start, Ready: r.Ready,
 	}
-	files, err := b.openBuildFiles(ctx, p, r)
+	files, err := b.openBuildFiles(p, r)
 	if err != nil {
 		return Build{}, err
 	}
@@ -259,6 +261,9 @@ func (b *Builder) enlist(ctx context.Context, build Build) (*running, context.Co
 		return nil, nil, errs.New(errs.Unavailable, "the server is shutting down").WithHint("try again later")
 	case b.running[build.ID] != nil || len(known) > 0:
 		return nil, nil, errs.New(errs.AlreadyExists, "build %s exists", build.ID)
+	case b.ofOwner(build.Owner) >= maxOfOwner:
+		return nil, nil, errs.New(errs.ResourceExhausted, "%d builds of yours run or wait", maxOfOwner).
+			WithHint("wait until one is over, or cancel one: casemate template cancel")
 	}
 	log, err := newBuildLog(b.logPath(build.ID), b.clock.Now)
 	if err != nil {
@@ -270,6 +275,17 @@ func (b *Builder) enlist(ctx context.Context, build Build) (*running, context.Co
 	b.running[build.ID] = run
 	b.wg.Add(1)
 	return run, bctx, nil
+}
+
+// ofOwner counts a principal's builds that are not over. The caller holds mu.
+func (b *Builder) ofOwner(owner string) int {
+	n := 0
+	for _, run := range b.running {
+		if run.snapshot().Owner == owner {
+			n++
+		}
+	}
+	return n
 }
 
 func (b *Builder) forget(run *running) {
@@ -324,6 +340,9 @@ func (b *Builder) inTurn(ctx context.Context, x *execution) error {
 	}
 	build := x.run.change(func(bd *Build) { bd.State, bd.StartedAt = Building, b.now() })
 	if err := b.save(build); err != nil {
+		return err
+	}
+	if err := x.files.index(ctx); err != nil { // only now: it takes memory, and many may wait
 		return err
 	}
 	return x.build(ctx)

@@ -127,7 +127,36 @@ func (e env) Get(name string) (string, bool) { v, ok := e[name]; return v, ok }
 func (e env) Keys() []string { return slices.Sorted(maps.Keys(e)) }
 
 func (d *dockerfile) expand(word string, from env) (string, error) {
-	out, _, err := d.lex.ProcessWord(word, from)
+	return expandBy(d.lex, word, from)
+}
+
+const (
+	// maxWord bounds a word once it is expanded. Of what a program can be given, the kernel takes 128 KiB.
+	maxWord = 2 << 20
+	// maxExpansion bounds what expanding a word may make at most, in bytes, told before it is done: variables that
+	// hold each other double with each line.
+	maxExpansion = 256 << 20
+)
+
+// replaces finds the beginnings of ${variable/pattern/replacement}, which may put one value into another many times.
+var replaces = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\$\{[^}]*/`) })
+
+func expandBy(lex *shell.Lex, word string, from env) (string, error) {
+	longest := int64(0)
+	for _, v := range from {
+		longest = max(longest, int64(len(v)))
+	}
+	most := int64(len(word)) + int64(strings.Count(word, "$"))*longest
+	if n := int64(len(replaces().FindAllStringIndex(word, -1))); n > 0 {
+		most += n * longest * max(longest, int64(len(word)))
+	}
+	if most > maxExpansion {
+		return "", errs.New(errs.ResourceExhausted, "the variables in %.40q could make it too long", word).WithHint("shorten what they hold")
+	}
+	out, _, err := lex.ProcessWord(word, from)
+	if err == nil && len(out) > maxWord {
+		err = errs.New(errs.ResourceExhausted, "%.40q is longer than %d MiB with what its variables hold", word, maxWord>>20)
+	}
 	return out, err
 }
 
@@ -555,7 +584,7 @@ func (s *dockerStep) copy(c *instructions.SourcesAndDest, e env, chown, chmod st
 			raw := *s.d.lex
 			raw.RawQuotes, raw.RawEscapes, raw.SkipProcessQuotes = true, true, true
 			var err error
-			if data, _, err = raw.ProcessWord(data, e); err != nil {
+			if data, err = expandBy(&raw, data, e); err != nil {
 				return nil, errs.Wrap(err, errs.InvalidArgument, "%v", err)
 			}
 		}

@@ -13,11 +13,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -32,8 +34,17 @@ import (
 // uses it. Nothing of them is ever unpacked on the host, so that no name in them means anything there.
 
 const (
-	// maxFilesEntries bounds the entries of an archive.
+	// maxFilesEntries bounds the entries of an archive, with the directories that are only implied.
 	maxFilesEntries = 500_000
+	// maxFilesNames bounds the bytes of all their names, which the index holds in memory.
+	maxFilesNames = 128 << 20
+	// maxUploads is how many uploads of one principal run at once, maxKept how many archives of it are kept, and
+	// keptTimes how many times the bound of one archive they may have together: the oldest go.
+	maxUploads = 8
+	maxKept    = 1000
+	keptTimes  = 4
+	// maxWindow bounds the memory that unpacking zstd takes: that of level 19, and of all that say no more.
+	maxWindow = 8 << 20
 	// filesFor is how long uploads are kept that no build uses.
 	filesFor = 24 * time.Hour
 	tarEnd   = ".tar"
@@ -43,13 +54,20 @@ const (
 type fileStore struct {
 	dir      string
 	maxBytes int64
+	// indexing holds a token for each upload that is looked through: that takes memory.
+	indexing chan struct{}
+
+	// mu guards the field below.
+	mu sync.Mutex
+	// uploads counts those under way, by principal.
+	uploads map[string]int
 }
 
 func openFiles(dir string, maxBytes int64) (*fileStore, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	s := &fileStore{dir: dir, maxBytes: maxBytes}
+	s := &fileStore{dir: dir, maxBytes: maxBytes, indexing: make(chan struct{}, 2), uploads: map[string]int{}}
 	return s, s.sweep(time.Now().Add(-filesFor))
 }
 
@@ -79,11 +97,66 @@ func (s *fileStore) sweep(before time.Time) error {
 
 // path is where a principal's archive lies. Nothing of a name given from outside becomes part of it.
 func (s *fileStore) path(owner, name string) string {
-	return filepath.Join(s.dir, digest("files", owner, name)+tarEnd)
+	return filepath.Join(s.dir, ownerPart(owner)+digest("files", owner, name)+tarEnd)
+}
+
+// ownerPart begins the names of a principal's archives.
+func ownerPart(owner string) string { return digest("owner", owner)[:32] + "-" }
+
+// begin counts an upload; the caller calls end.
+func (s *fileStore) begin(owner string) (end func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uploads[owner] >= maxUploads {
+		return nil, errs.New(errs.ResourceExhausted, "%d uploads are under way", maxUploads).WithHint("wait until one of them is over")
+	}
+	s.uploads[owner]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.uploads[owner]--; s.uploads[owner] == 0 {
+			delete(s.uploads, owner)
+		}
+	}, nil
+}
+
+// trim removes a principal's oldest archives, as long as there are too many or they are too large together. Builds
+// that use one have it open.
+func (s *fileStore) trim(owner string) error {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	var own []fs.FileInfo
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ownerPart(owner)) {
+			continue
+		}
+		if info, err := e.Info(); err == nil { // else another removed it
+			own = append(own, info)
+		}
+	}
+	slices.SortFunc(own, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	left := keptTimes * s.maxBytes
+	for i, info := range own {
+		left -= info.Size()
+		if i < maxKept && left >= 0 {
+			continue
+		}
+		if err := os.Remove(filepath.Join(s.dir, info.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // put keeps an archive: tar, perhaps compressed.
 func (s *fileStore) put(ctx context.Context, owner, name string, in io.Reader) (err error) {
+	end, err := s.begin(owner)
+	if err != nil {
+		return err
+	}
+	defer end()
 	if err := s.sweep(time.Now().Add(-filesFor)); err != nil {
 		return err
 	}
@@ -110,10 +183,28 @@ func (s *fileStore) put(ctx context.Context, owner, name string, in io.Reader) (
 		return errs.New(errs.ResourceExhausted, "the files have more than %d MiB", s.maxBytes>>20).
 			WithHint("leave out what the build does not need: .dockerignore")
 	}
-	if _, err := indexArchive(ctx, f); err != nil { // a broken one is refused while its sender is there
+	if err := s.check(ctx, f); err != nil { // a broken one is refused while its sender is there
 		return err
 	}
-	return os.Rename(f.Name(), s.path(owner, name))
+	now := time.Now()
+	if err := os.Chtimes(f.Name(), now, now); err != nil { // the newest, however long it took
+		return err
+	}
+	if err := os.Rename(f.Name(), s.path(owner, name)); err != nil {
+		return err
+	}
+	return s.trim(owner)
+}
+
+// check reads an archive to its end.
+func (s *fileStore) check(ctx context.Context, f *os.File) error {
+	select {
+	case s.indexing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.indexing }()
+	return (&archive{file: f, room: newRoom()}).index(ctx)
 }
 
 // contextReader ends with its context.
@@ -130,8 +221,8 @@ func (c *contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// open opens an archive. NotFound: there is none.
-func (s *fileStore) open(ctx context.Context, owner, name string) (*archive, error) {
+// open opens an archive, which stays from then on; its index is still to be read. NotFound: there is none.
+func (s *fileStore) open(owner, name string) (*archive, error) {
 	p := s.path(owner, name)
 	f, err := os.Open(p)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -142,11 +233,7 @@ func (s *fileStore) open(ctx context.Context, owner, name string) (*archive, err
 	}
 	now := time.Now()
 	_ = os.Chtimes(p, now, now) // it is in use; where that can't be noted it goes early, and is uploaded again
-	a, err := indexArchive(ctx, f)
-	if err != nil {
-		_ = f.Close()
-	}
-	return a, err
+	return &archive{file: f}, nil
 }
 
 // decompress returns the bytes of a stream that may be compressed, told by how it begins.
@@ -154,15 +241,19 @@ func decompress(in io.Reader) (io.ReadCloser, error) {
 	r := bufio.NewReaderSize(in, 64<<10)
 	head, err := r.Peek(6)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
+		return nil, errs.Wrap(err, errs.InvalidArgument, "the archive could not be read: %v", err)
 	}
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
-		return gzip.NewReader(r)
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return nil, errs.Wrap(err, errs.InvalidArgument, "the archive is no whole gzip file: %v", err)
+		}
+		return z, nil
 	case bytes.HasPrefix(head, []byte("BZh")):
 		return io.NopCloser(bzip2.NewReader(r)), nil
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, err
 		}
@@ -178,7 +269,16 @@ func decompress(in io.Reader) (io.ReadCloser, error) {
 type archive struct {
 	file    *os.File
 	entries map[string]*archived
+	room    *room
 }
+
+// room is what the indexes of one build's archives may take.
+type room struct {
+	entries int
+	names   int64 // bytes of names and targets
+}
+
+func newRoom() *room { return &room{entries: maxFilesEntries, names: maxFilesNames} }
 
 type archived struct {
 	node
@@ -186,46 +286,67 @@ type archived struct {
 	children map[string]bool
 }
 
-// indexArchive reads where everything in a tar file lies, and what it holds.
-func indexArchive(ctx context.Context, f *os.File) (*archive, error) {
-	a := &archive{file: f, entries: map[string]*archived{"": newDir("")}}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return nil, err
+// index reads where everything in a tar file lies, and what it holds.
+func (a *archive) index(ctx context.Context) error {
+	a.entries = map[string]*archived{"": newDir("")}
+	if _, err := a.file.Seek(0, io.SeekStart); err != nil {
+		return err
 	}
-	counted := &position{r: bufio.NewReaderSize(f, 1<<20)}
+	counted := &position{r: bufio.NewReaderSize(a.file, 1<<20)}
 	r := tar.NewReader(counted)
 	for n := 0; ; n++ {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return a, nil
+			return nil
 		}
 		if err != nil {
-			return nil, errs.Wrap(err, errs.InvalidArgument, "the files are no tar archive: %v", err)
+			return errs.Wrap(err, errs.InvalidArgument, "the files are no tar archive: %v", err)
 		}
 		if n >= maxFilesEntries {
-			return nil, errs.New(errs.ResourceExhausted, "the archive has more than %d files", maxFilesEntries).
-				WithHint("leave out what the build does not need: .dockerignore")
+			return tooMany()
+		}
+		if sparse(h) {
+			return errs.New(errs.InvalidArgument, "%q in the archive is stored as a sparse file", h.Name).
+				WithHint("pack it without --sparse")
 		}
 		e, err := entryOf(h)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if e.Path == "" {
 			continue
 		}
 		it := &archived{node: node{Entry: e}, offset: counted.n}
 		if e.Type == guestwire.TypeFile && e.Hard == "" {
-			if it.sum, err = sumOf(r); err != nil {
-				return nil, errs.Wrap(err, errs.InvalidArgument, "the archive is cut off in %s", e.Path)
+			if it.sum, err = sumOf(&contextReader{ctx: ctx, r: r}); err != nil {
+				return errs.Wrap(err, errs.InvalidArgument, "the archive is cut off in %q", e.Path)
 			}
 		}
 		if err := a.add(it); err != nil {
-			return nil, err
+			return err
 		}
 	}
+}
+
+func tooMany() error {
+	return errs.New(errs.ResourceExhausted, "the build's files are more than %d, with directories", maxFilesEntries).
+		WithHint("leave out what the build does not need: .dockerignore")
+}
+
+// sparse reports whether a header is one of a file whose holes are left out: it may say any size, at no cost.
+func sparse(h *tar.Header) bool {
+	if h.Typeflag == tar.TypeGNUSparse {
+		return true
+	}
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
 }
 
 // position counts what was read.
@@ -258,7 +379,7 @@ func (a *archive) add(it *archived) error {
 	if it.Hard != "" {
 		first := a.entries[it.Hard]
 		if first == nil || first.Type != guestwire.TypeFile {
-			return errs.New(errs.InvalidArgument, "%s is a hard link to %s, which is not in the archive", it.Path, it.Hard)
+			return errs.New(errs.InvalidArgument, "%q is a hard link to %q, which is not in the archive", it.Path, it.Hard)
 		}
 		// Another name of the same content.
 		again := *first
@@ -271,7 +392,12 @@ func (a *archive) add(it *archived) error {
 			it.children = old.children
 		}
 	}
-	a.entries[it.Path] = it
+	if a.room.names -= int64(len(it.Path) + len(it.Target)); a.room.names < 0 {
+		return errs.New(errs.ResourceExhausted, "the names of the build's files have more than %d MiB", maxFilesNames>>20)
+	}
+	if err := a.set(it); err != nil {
+		return err
+	}
 	for p := it.Path; p != ""; {
 		dir, name := path.Split(p)
 		dir = strings.TrimSuffix(dir, "/")
@@ -279,7 +405,9 @@ func (a *archive) add(it *archived) error {
 		known := above != nil && above.children != nil
 		if !known {
 			above = newDir(dir)
-			a.entries[dir] = above
+			if err := a.set(above); err != nil {
+				return err
+			}
 		}
 		above.children[name] = true
 		if known {
@@ -287,6 +415,17 @@ func (a *archive) add(it *archived) error {
 		}
 		p = dir
 	}
+	return nil
+}
+
+// set gives a path its entry.
+func (a *archive) set(it *archived) error {
+	if a.entries[it.Path] == nil {
+		if a.room.entries--; a.room.entries < 0 {
+			return tooMany()
+		}
+	}
+	a.entries[it.Path] = it
 	return nil
 }
 
@@ -329,14 +468,14 @@ func entryOf(h *tar.Header) (guestwire.Entry, error) {
 	}
 	e := guestwire.Entry{Path: name, Mode: uint32(h.Mode) & 0o7777, MTime: h.ModTime.UnixNano()}
 	switch h.Typeflag {
-	case tar.TypeReg:
+	case tar.TypeReg, tar.TypeGNUSparse:
 		e.Type, e.Size = guestwire.TypeFile, h.Size
 	case tar.TypeDir:
 		e.Type = guestwire.TypeDir
 	case tar.TypeSymlink:
 		e.Type, e.Target = guestwire.TypeSymlink, h.Linkname
 		if h.Linkname == "" || len(h.Linkname) > 4095 || strings.Contains(h.Linkname, "\x00") {
-			return e, errs.New(errs.InvalidArgument, "the symbolic link %s in the archive leads nowhere", name)
+			return e, errs.New(errs.InvalidArgument, "the symbolic link %q in the archive leads nowhere", name)
 		}
 	case tar.TypeLink:
 		e.Type = guestwire.TypeFile
@@ -346,7 +485,7 @@ func entryOf(h *tar.Header) (guestwire.Entry, error) {
 	case tar.TypeXGlobalHeader:
 		return guestwire.Entry{}, nil
 	default:
-		return e, errs.New(errs.InvalidArgument, "%s in the archive is a device, a pipe or a socket", name).
+		return e, errs.New(errs.InvalidArgument, "%q in the archive is a device, a pipe or a socket", name).
 			WithHint("leave it out: .dockerignore")
 	}
 	return e, nil
@@ -403,11 +542,27 @@ func (f *buildFiles) close() {
 	}
 }
 
-// openBuildFiles opens all archives that a build names, so that none goes while it runs.
-func (b *Builder) openBuildFiles(ctx context.Context, p sandbox.Principal, r Request) (*buildFiles, error) {
+// index reads what all archives hold.
+func (f *buildFiles) index(ctx context.Context) error {
+	left := newRoom()
+	all := slices.Collect(maps.Values(f.byHash))
+	if f.context != nil {
+		all = append(all, f.context)
+	}
+	for _, a := range all {
+		a.room = left
+		if err := a.index(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openBuildFiles opens all archives that a build names, so that none goes while it waits or runs.
+func (b *Builder) openBuildFiles(p sandbox.Principal, r Request) (*buildFiles, error) {
 	f := &buildFiles{byHash: map[string]*archive{}}
 	if r.Context != "" {
-		a, err := b.files.open(ctx, p.ID, r.Context)
+		a, err := b.files.open(p.ID, r.Context)
 		if err != nil {
 			return nil, err
 		}
@@ -417,7 +572,7 @@ func (b *Builder) openBuildFiles(ctx context.Context, p sandbox.Principal, r Req
 		if s.FilesHash == "" || f.byHash[s.FilesHash] != nil {
 			continue
 		}
-		a, err := b.files.open(ctx, p.ID, s.FilesHash)
+		a, err := b.files.open(p.ID, s.FilesHash)
 		if err != nil {
 			f.close()
 			return nil, atStep(err, fmt.Sprint(i+1), "", stepText(s))

@@ -108,14 +108,37 @@ func resolve(t tree, p string) (string, error) {
 // hasGlob reports whether a path holds characters of a pattern.
 func hasGlob(p string) bool { return strings.ContainsAny(p, `*?[\`) }
 
+const (
+	// maxGlob bounds how much of a tree a pattern may try: each directory at most once by each of its parts.
+	maxGlob = 2_000_000
+	// maxStars bounds how many ** a pattern has.
+	maxStars = 32
+)
+
 // glob returns the paths that match a pattern, in order: each part by path.Match, and ** any number of parts.
 func glob(ctx context.Context, t tree, pattern string) ([]string, error) {
+	if strings.Count(pattern, "**") > maxStars {
+		return nil, errs.New(errs.InvalidArgument, "the pattern %.40q has more than %d **", pattern, maxStars)
+	}
 	var out []string
+	type try struct {
+		dir  string
+		left int
+	}
+	tried := map[try]bool{}
 	var walk func(dir string, parts []string) error
 	walk = func(dir string, parts []string) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		at := try{dir, len(parts)}
+		if tried[at] {
+			return nil // several ** lead here in many ways
+		}
+		if len(tried) >= maxGlob {
+			return errs.New(errs.ResourceExhausted, "the pattern %.40q tries too much", pattern).WithHint("use fewer **")
+		}
+		tried[at] = true
 		if len(parts) == 0 {
 			out = append(out, dir)
 			return nil
