@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -41,6 +42,54 @@ func FuzzReadFrame(f *testing.F) {
 			var again bytes.Buffer
 			if err := WriteFrame(&again, frame.Kind, frame.Payload); err != nil {
 				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// FuzzReadEntry reads trees as the guest does; what it takes is what a Pack would write.
+func FuzzReadEntry(f *testing.F) {
+	var b bytes.Buffer
+	p := NewPack(&b)
+	for _, e := range []Entry{
+		{Path: "d", Type: TypeDir, Mode: 0o755, MTime: 1},
+		{Path: "d/caf\xe9", Type: TypeFile, Size: 3, Attrs: map[string][]byte{"user.a": {0, 1}}},
+		{Path: "h", Type: TypeFile, Hard: "d/caf\xe9"},
+		{Path: "l", Type: TypeSymlink, Target: "../\xff"},
+	} {
+		if err := p.Add(e, strings.NewReader("abc")); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(b.Bytes())
+	f.Add([]byte{0, 0, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Add(append([]byte{0, 0, 0, 46}, `{"path":"a","type":"dir","mode":420,"size":10}`...))
+	f.Add(append([]byte{0, 0, 0, 25}, `{"path":"\u0000","size":-1}`...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		for {
+			e, err := ReadEntry(r)
+			if err != nil {
+				return
+			}
+			if e.Size < 0 || e.Size > 0 && (e.Type != TypeFile || e.Hard != "") || e.Hard != "" && e.Type != TypeFile {
+				t.Fatalf("%+v", e)
+			}
+			content, _ := io.ReadAll(io.LimitReader(r, e.Size))
+			if int64(len(content)) < e.Size {
+				return
+			}
+			if strings.Contains(e.Path+e.Hard+e.Target, "\x00") {
+				t.Fatalf("a NUL in %+v", e)
+			}
+			var again bytes.Buffer
+			if err := NewPack(&again).Add(e, bytes.NewReader(content)); err != nil {
+				t.Fatal(err)
+			}
+			back, err := ReadEntry(&again)
+			if err != nil || !reflect.DeepEqual(back, e) || again.String() != string(content) {
+				t.Fatalf("%+v came back as %+v, %v", e, back, err)
 			}
 		}
 	})

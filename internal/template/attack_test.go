@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +56,7 @@ func block(name string, kind byte, size int64, more func(header []byte), data st
 		sum += int(c)
 	}
 	copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
-	return append(append(h, data...), make([]byte, (512-len(data)%512)%512)...)
+	return slices.Concat(h, []byte(data), make([]byte, (512-len(data)%512)%512))
 }
 
 func pax(records ...string) []byte {

@@ -1,7 +1,6 @@
 package template
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -33,7 +32,6 @@ type buildLog struct {
 	closed  bool
 	grown   chan struct{} // closed when there is more, and replaced
 	file    *os.File
-	out     *bufio.Writer
 }
 
 func newBuildLog(path string, now func() time.Time) (*buildLog, error) {
@@ -41,7 +39,7 @@ func newBuildLog(path string, now func() time.Time) (*buildLog, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a build's log: %w", err)
 	}
-	return &buildLog{now: now, grown: make(chan struct{}), file: f, out: bufio.NewWriter(f)}, nil
+	return &buildLog{now: now, grown: make(chan struct{}), file: f}, nil
 }
 
 // add appends an entry. What exceeds the bounds is dropped; entries of the builder's own are not.
@@ -66,7 +64,8 @@ func (l *buildLog) append(e LogEntry) {
 	l.entries = append(l.entries, e)
 	l.bytes += len(e.Text)
 	if data, err := json.Marshal(e); err == nil {
-		_, _ = l.out.Write(append(data, '\n')) // the entries in memory are what counts while it runs
+		// At once, so that a server that is killed leaves it; the entries in memory are what counts while it runs.
+		_, _ = l.file.Write(append(data, '\n'))
 	}
 	close(l.grown)
 	l.grown = make(chan struct{})
@@ -98,7 +97,7 @@ func (l *buildLog) close() error {
 	l.closed = true
 	close(l.grown)
 	l.grown = make(chan struct{})
-	return errors.Join(l.out.Flush(), l.file.Close())
+	return l.file.Close()
 }
 
 // readLog reads the log of a build that is over. One that was killed may end in half a line.
