@@ -153,7 +153,17 @@ func (b *bench) withSandbox(ctx context.Context, f func(id string) error) error 
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(id), b.delete(ctx, id))
+	return errors.Join(f(id), b.delete(ctx, id), b.forget(ctx, id))
+}
+
+// forget removes what was committed of a sandbox, also on the way to forks: a gigabyte must not stay behind.
+func (b *bench) forget(ctx context.Context, sandbox string) error {
+	commits, _, err := b.c.Commits.List(ctx, &client.ListCommitsRequest{Sandbox: sandbox, Automatic: true, PageSize: 1000})
+	for _, c := range commits {
+		_, derr := b.c.Commits.Delete(ctx, c.GetId())
+		err = errors.Join(err, derr)
+	}
+	return err
 }
 
 func (b *bench) hello(ctx context.Context, id string) error {
