@@ -3,6 +3,7 @@ package mcp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -119,10 +120,13 @@ func TestCancelKills(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			_, err := p.CallTool(ctx, &sdk.CallToolParams{Name: "run_command", Arguments: object{"command": "sleep 600 & sleep 600", "timeout_seconds": 3600}})
+			r, err := p.CallTool(ctx, &sdk.CallToolParams{Name: "run_command", Arguments: object{"command": "sleep 600 & sleep 600", "timeout_seconds": 3600}})
+			if err == nil {
+				err = fmt.Errorf("no error: %+v", r.Content)
+			}
 			done <- err
 		}()
-		testenv.Eventually(t, patience, name+": it runs", h.running)
+		testenv.Eventually(t, patience, name+": it runs", func() bool { return len(done) > 0 || h.running() })
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: the call ended with %v", name, err)

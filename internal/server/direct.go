@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -197,6 +198,10 @@ func (d *direct) serve(nc net.Conn) {
 		return
 	}
 	defer d.leave(c)
+	if _, ok := nc.(syscall.Conn); !ok { // loopback's, into which nobody can look
+		d.hand(accepted{conn: nc})
+		return
+	}
 	_ = nc.SetReadDeadline(time.Now().Add(headerTimeout))
 	ours, err := beginsWith(nc, rpcStart)
 	if err != nil {
