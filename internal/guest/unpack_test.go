@@ -124,7 +124,9 @@ func TestUnpackHarmlessTrees(t *testing.T) {
 // TestUnpackBrokenStreams sends streams that say other sizes than they have, or break off.
 func TestUnpackBrokenStreams(t *testing.T) {
 	r := newRunner(t, setup{})
-	entry := func(text string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...) }
+	entry := func(text string) []byte {
+		return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)
+	}
 	big := func(n int64) string { return fmt.Sprintf(`{"path":"f","type":"file","mode":420,"size":%d}`, n) }
 	for name, b := range map[string][]byte{
 		"half a length":        {0, 0},
