@@ -26,7 +26,7 @@ server fetches it, over TLS, with the credentials of --secret, or those of its -
 Exit codes: 0, or 125 when it could not be pulled.`,
 		Example: `  casemate pull python:3.12-slim
   casemate run --template python:3.12-slim -- python3 -V
-  casemate pull ghcr.io/example/tool:1 --name tool --secret ghcr`,
+  casemate pull registry.example.org/tool:1 --name tool --secret registry`,
 		Args: exactly(1, "one image"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			start := time.Now()

@@ -13,7 +13,7 @@ func TestParseRef(t *testing.T) {
 		"python":                           {"index.docker.io/library/python:latest", "python:latest", "index.docker.io"},
 		"python:3.12-slim":                 {"index.docker.io/library/python:3.12-slim", "python:3.12-slim", "index.docker.io"},
 		"team/app:1":                       {"index.docker.io/team/app:1", "team/app:1", "index.docker.io"},
-		"docker://ghcr.io/a/b/c:x":         {"ghcr.io/a/b/c:x", "ghcr.io/a/b/c:x", "ghcr.io"},
+		"docker://registry.example.org/a/b/c:x":         {"registry.example.org/a/b/c:x", "registry.example.org/a/b/c:x", "registry.example.org"},
 		"localhost:5000/app":               {"localhost:5000/app:latest", "localhost:5000/app:latest", "localhost:5000"},
 		"registry.example.com/a@" + digest: {"registry.example.com/a:latest@" + digest, "registry.example.com/a:latest", "registry.example.com"},
 	} {
