@@ -10,12 +10,12 @@ import (
 func TestParseRef(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	for text, want := range map[string]struct{ whole, short, host string }{
-		"python":                           {"index.docker.io/library/python:latest", "python:latest", "index.docker.io"},
-		"python:3.12-slim":                 {"index.docker.io/library/python:3.12-slim", "python:3.12-slim", "index.docker.io"},
-		"team/app:1":                       {"index.docker.io/team/app:1", "team/app:1", "index.docker.io"},
-		"docker://registry.example.org/a/b/c:x":         {"registry.example.org/a/b/c:x", "registry.example.org/a/b/c:x", "registry.example.org"},
-		"localhost:5000/app":               {"localhost:5000/app:latest", "localhost:5000/app:latest", "localhost:5000"},
-		"registry.example.com/a@" + digest: {"registry.example.com/a:latest@" + digest, "registry.example.com/a:latest", "registry.example.com"},
+		"python":                                {"index.docker.io/library/python:latest", "python:latest", "index.docker.io"},
+		"python:3.12-slim":                      {"index.docker.io/library/python:3.12-slim", "python:3.12-slim", "index.docker.io"},
+		"team/app:1":                            {"index.docker.io/team/app:1", "team/app:1", "index.docker.io"},
+		"docker://registry.example.org/a/b/c:x": {"registry.example.org/a/b/c:x", "registry.example.org/a/b/c:x", "registry.example.org"},
+		"localhost:5000/app":                    {"localhost:5000/app:latest", "localhost:5000/app:latest", "localhost:5000"},
+		"registry.example.com/a@" + digest:      {"registry.example.com/a:latest@" + digest, "registry.example.com/a:latest", "registry.example.com"},
 	} {
 		r, err := ParseRef(text)
 		if err != nil || r.String() != want.whole || r.Short() != want.short || r.Host() != want.host {
