@@ -103,8 +103,6 @@ describe('network', () => {
     await assert.rejects(create('base', { network: { egressProxy } }), /501: network.egressProxy/)
     const box = await create('base')
     await assert.rejects(box.updateNetwork({ egressProxy }), /501: network.egressProxy/)
-    await assert.rejects(Template.build(Template().fromTemplate('base').runCmd('true'), 'none'), /501: .*does not support it yet/)
-    await assert.rejects(Template.assignTags('base', 'none'), /501: .*does not support it yet/)
     await assert.rejects(Volume.create('none'), /501: .*does not support it yet/)
   })
 })
