@@ -9,7 +9,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/httpfile"
 	"casemate.dev/internal/template"
@@ -166,11 +165,9 @@ func (h *builds) ListBuildLogs(ctx context.Context, req *v1.ListBuildLogsRequest
 func (h *builds) FollowBuild(ctx context.Context, req *v1.FollowBuildRequest, stream *connect.ServerStream[v1.BuildUpdate]) error {
 	ctx, stop := h.whileServing(ctx)
 	defer stop()
-	k := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.BuildUpdate{}) })
-	defer k.Stop()
-	return h.followBuild(ctx, req, func(m *v1.BuildUpdate) error {
-		return k.Send(func() error { return stream.Send(m) })
-	})
+	send, stopBeat := kept(h.API, stream, &v1.BuildUpdate{})
+	defer stopBeat()
+	return h.followBuild(ctx, req, send)
 }
 
 func (a *API) followBuild(ctx context.Context, req *v1.FollowBuildRequest, send func(*v1.BuildUpdate) error) error {

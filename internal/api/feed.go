@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	"casemate.dev/internal/beat"
@@ -249,4 +250,11 @@ func resumeOffset(r *http.Request, param string) (int64, error) {
 		return 0, errs.New(errs.InvalidArgument, "%q is no offset", s)
 	}
 	return n, nil
+}
+
+// kept returns what sends to a stream that never rests for long: idle is sent where nothing else was. It ends
+// with stop.
+func kept[M any](a *API, stream *connect.ServerStream[M], idle *M) (send func(*M) error, stop func()) {
+	b := beat.New(a.cfg.KeepAlive, func() error { return stream.Send(idle) })
+	return func(m *M) error { return b.Send(func() error { return stream.Send(m) }) }, b.Stop
 }

@@ -7,7 +7,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	v1 "casemate.dev/proto/casemate/v1"
@@ -214,11 +213,8 @@ func (h *files) WatchFiles(ctx context.Context, req *v1.WatchFilesRequest, strea
 	if err != nil {
 		return err
 	}
-	b := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.WatchFilesResponse{Op: "keep_alive"}) })
-	defer b.Stop()
-	send := func(m *v1.WatchFilesResponse) error {
-		return b.Send(func() error { return stream.Send(m) })
-	}
+	send, stop := kept(h.API, stream, &v1.WatchFilesResponse{Op: "keep_alive"})
+	defer stop()
 	r := sandbox.WatchRequest{PathRequest: pathRequest(req.GetUser(), req.GetPath()), Recursive: req.GetRecursive()}
 	err = fs.Watch(ctx, r,
 		func() error { return send(&v1.WatchFilesResponse{}) },

@@ -11,7 +11,6 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
-	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/httpfile"
 	"casemate.dev/internal/oci"
@@ -47,11 +46,9 @@ func (a *API) moves() (Images, error) {
 
 // PullImage implements ImageServiceHandler.
 func (h *images) PullImage(ctx context.Context, req *v1.PullImageRequest, stream *connect.ServerStream[v1.ImageProgress]) error {
-	b := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.ImageProgress{}) })
-	defer b.Stop()
-	return h.pullImage(ctx, req, func(m *v1.ImageProgress) error {
-		return b.Send(func() error { return stream.Send(m) })
-	})
+	send, stop := kept(h.API, stream, &v1.ImageProgress{})
+	defer stop()
+	return h.pullImage(ctx, req, send)
 }
 
 // pullImage pulls and sends what happens; the last message carries the image.
@@ -111,11 +108,9 @@ func (a *API) registryAuth(ctx context.Context, name, image string) (oci.Auth, e
 
 // PushImage implements ImageServiceHandler.
 func (h *images) PushImage(ctx context.Context, req *v1.PushImageRequest, stream *connect.ServerStream[v1.ImageProgress]) error {
-	b := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.ImageProgress{}) })
-	defer b.Stop()
-	return h.pushImage(ctx, req, func(m *v1.ImageProgress) error {
-		return b.Send(func() error { return stream.Send(m) })
-	})
+	send, stop := kept(h.API, stream, &v1.ImageProgress{})
+	defer stop()
+	return h.pushImage(ctx, req, send)
 }
 
 // pushImage pushes and sends what happens; the last message carries what was pushed.

@@ -5,7 +5,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
 	v1 "casemate.dev/proto/casemate/v1"
@@ -47,10 +46,10 @@ func (h *journals) ListEvents(ctx context.Context, req *v1.ListEventsRequest) (*
 
 // FollowEvents implements JournalServiceHandler.
 func (h *journals) FollowEvents(ctx context.Context, req *v1.FollowEventsRequest, stream *connect.ServerStream[v1.Event]) error {
-	b := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.Event{}) })
-	defer b.Stop()
+	send, stop := kept(h.API, stream, &v1.Event{})
+	defer stop()
 	err := h.cfg.Manager.FollowEvents(ctx, principalOf(ctx), req.GetSandbox(), req.GetAfter(), func(e journal.Event) error {
-		return b.Send(func() error { return stream.Send(eventMessage(e)) })
+		return send(eventMessage(e))
 	})
 	return endOfFollow(ctx, err)
 }

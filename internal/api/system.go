@@ -8,7 +8,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"casemate.dev/internal/beat"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/policy"
 	v1 "casemate.dev/proto/casemate/v1"
@@ -58,11 +57,9 @@ func (h *system) ListTemplates(ctx context.Context, _ *v1.ListTemplatesRequest) 
 
 // BuildTemplate implements SystemServiceHandler.
 func (h *system) BuildTemplate(ctx context.Context, req *v1.BuildTemplateRequest, stream *connect.ServerStream[v1.BuildProgress]) error {
-	b := beat.New(h.cfg.KeepAlive, func() error { return stream.Send(&v1.BuildProgress{Fraction: -1}) })
-	defer b.Stop()
-	return h.buildTemplate(ctx, req, func(m *v1.BuildProgress) error {
-		return b.Send(func() error { return stream.Send(m) })
-	})
+	send, stop := kept(h.API, stream, &v1.BuildProgress{Fraction: -1})
+	defer stop()
+	return h.buildTemplate(ctx, req, send)
 }
 
 // buildTemplate builds and sends what happens; the last message carries the template.

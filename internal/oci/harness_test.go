@@ -287,7 +287,7 @@ func (w *world) shown(t testing.TB, template string) (string, rootfs.Plan) {
 // nothingHalf fails if something is left of operations that have ended.
 func (w *world) nothingHalf(t testing.TB) {
 	t.Helper()
-	for _, pattern := range []string{"oci/work/*", "rootfs/templates/tmp-*"} {
+	for _, pattern := range []string{"oci/tmp/*", "rootfs/templates/tmp-*"} {
 		if left, err := filepath.Glob(filepath.Join(w.dir, pattern)); err != nil || len(left) > 0 {
 			t.Errorf("left: %v, %v", left, err)
 		}

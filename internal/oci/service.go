@@ -127,7 +127,7 @@ func (s *Service) Delete(name string) (rootfs.Stored, error) {
 
 func (s *Service) blobDir() string    { return filepath.Join(s.cfg.Dir, "blobs") }
 func (s *Service) partialDir() string { return filepath.Join(s.cfg.Dir, "partial") }
-func (s *Service) workDir() string    { return filepath.Join(s.cfg.Dir, "work") }
+func (s *Service) workDir() string    { return filepath.Join(s.cfg.Dir, "tmp") }
 
 // begin notes an operation; the caller calls end.
 func (s *Service) begin() (end func()) {

@@ -336,7 +336,7 @@ func TestMergeOfWorkspaces(t *testing.T) {
 	every(t, func(t *testing.T, s *Store) {
 		source := t.TempDir()
 		shell(t, source, `echo host >a; echo host >b; echo host >gone; mkdir d; echo host >d/x`)
-		request := []WorkspaceRequest{{Source: source, Target: "/work"}}
+		request := []WorkspaceRequest{{Source: source, Target: "/workspace"}}
 		on := func(layer string, script string) Layer {
 			t.Helper()
 			id, p := plan(t, s, Request{Layer: layer, Workspaces: request})
@@ -375,13 +375,13 @@ func TestMergeOfWorkspaces(t *testing.T) {
 			paths = append(paths, c.Op+" "+c.Path)
 		}
 		slices.Sort(paths)
-		if d := cmp.Diff([]string{"added /work/d/y", "modified /work/b", "modified /work/d", "removed /work/gone"}, paths); d != "" {
+		if d := cmp.Diff([]string{"added /workspace/d/y", "modified /workspace/b", "modified /workspace/d", "removed /workspace/gone"}, paths); d != "" {
 			t.Errorf("changes (-want +got):\n%s", d)
 		}
 		clash := on(base.ID, "echo other >a")
 		got, err = s.Merge(t.Context(), MergeRequest{}.of(base, ours, clash))
 		must(t, err)
-		if len(got.Conflicts) != 1 || got.Conflicts[0].Path != "/work/a" {
+		if len(got.Conflicts) != 1 || got.Conflicts[0].Path != "/workspace/a" {
 			t.Errorf("%+v", got.Conflicts)
 		}
 		if b, err := os.ReadFile(source + "/a"); err != nil || string(b) != "host\n" {

@@ -11,7 +11,7 @@ func TestUnchanged(t *testing.T) {
 	cfg := Config{DataDir: t.TempDir(), Mechanism: byBtrfs, ImageBytes: 1 << 30}
 	s := open(t, cfg)
 	source := t.TempDir()
-	id, p := plan(t, s, Request{DiskBytes: 64 << 20, Workspaces: []WorkspaceRequest{{Source: source, Target: "/work"}}})
+	id, p := plan(t, s, Request{DiskBytes: 64 << 20, Workspaces: []WorkspaceRequest{{Source: source, Target: "/workspace"}}})
 	if err := os.WriteFile(p.Upper+"/f", []byte("text"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestUnchanged(t *testing.T) {
 	if s.Unchanged(id, first.ID) {
 		t.Error("an older layer is taken for what is there")
 	}
-	other, _ := plan(t, s, Request{Layer: last.ID, DiskBytes: 64 << 20, Workspaces: []WorkspaceRequest{{Source: source, Target: "/work"}}})
+	other, _ := plan(t, s, Request{Layer: last.ID, DiskBytes: 64 << 20, Workspaces: []WorkspaceRequest{{Source: source, Target: "/workspace"}}})
 	if s.Unchanged(other, last.ID) {
 		t.Error("what a sandbox stands on is taken for its own layer")
 	}

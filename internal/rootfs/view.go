@@ -190,6 +190,16 @@ func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
 	if x.Mode != y.Mode || !anyOwner && (x.UID != y.UID || x.GID != y.GID) {
 		return false, nil
 	}
+	return inBoth(a, b, path, func(left, right *os.File, name string) (bool, error) {
+		if equal, err := sameXattrs(left, right, name); !equal || err != nil {
+			return false, err
+		}
+		return sameDataIn(a, b, left, right, name)
+	})
+}
+
+// inBoth calls compare with the two directories that hold a path, and its name in them.
+func inBoth(a, b shownFile, path string, compare func(left, right *os.File, name string) (bool, error)) (bool, error) {
 	dirPath, name := fd.Split(path)
 	left, err := dirIn(a.root, dirPath)
 	if err != nil {
@@ -201,27 +211,15 @@ func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
 		return false, err
 	}
 	defer right.Close()
-	if equal, err := sameXattrs(left, right, name); !equal || err != nil {
-		return false, err
-	}
-	return sameDataIn(a, b, left, right, name)
+	return compare(left, right, name)
 }
 
 // sameData reports whether two files of one type that are no directories hold the same: contents, target or
 // device number.
 func sameData(a, b shownFile, path string) (bool, error) {
-	dirPath, name := fd.Split(path)
-	left, err := dirIn(a.root, dirPath)
-	if err != nil {
-		return false, err
-	}
-	defer left.Close()
-	right, err := dirIn(b.root, dirPath)
-	if err != nil {
-		return false, err
-	}
-	defer right.Close()
-	return sameDataIn(a, b, left, right, name)
+	return inBoth(a, b, path, func(left, right *os.File, name string) (bool, error) {
+		return sameDataIn(a, b, left, right, name)
+	})
 }
 
 func sameDataIn(a, b shownFile, left, right *os.File, name string) (bool, error) {

@@ -270,15 +270,11 @@ func (u *unpacking) makeDir(at int, name string, e guestwire.Entry) error {
 	if err := u.refuseOwnLink(at, name); err != nil {
 		return err
 	}
-	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	fd, st, err := look(at, name)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
 		return u.dress(fd, e)
@@ -300,15 +296,11 @@ func (u *unpacking) symlink(at int, name string, e guestwire.Entry) error {
 	if err := unix.Symlinkat(e.Target, at, name); err != nil {
 		return err
 	}
-	fd, err := resolve.Open(at, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	fd, st, err := look(at, name)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		return unix.EEXIST // somebody inside put something else there
 	}
@@ -317,6 +309,18 @@ func (u *unpacking) symlink(at int, name string, e guestwire.Entry) error {
 	}
 	u.links[inodeOf(&st)] = true
 	return u.dress(fd, e)
+}
+
+// look opens what a name is, itself also where it is a link, and says what it is.
+func look(at int, name string) (fd int, st unix.Stat_t, err error) {
+	fd, err = resolve.Open(at, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return -1, st, err
+	}
+	if err := unix.Fstat(fd, &st); err != nil {
+		return -1, st, errors.Join(err, unix.Close(fd))
+	}
+	return fd, st, nil
 }
 
 // discard removes what is in the way of a new file; a directory stays, and the caller fails.
