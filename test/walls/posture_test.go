@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
@@ -60,7 +61,8 @@ func TestPostureOfTheHost(t *testing.T) {
 	}
 }
 
-// sleeper starts a process and returns its number on the host and that of the guest.
+// sleeper starts a process and returns its number on the host and that of the guest. The process is
+// in its sleep by then: while it starts it also has its locale's files open.
 func sleeper(t *testing.T, b *box, user string) (payload, guest int) {
 	t.Helper()
 	seconds := fmt.Sprintf("%d.5", 200000+os.Getpid())
@@ -70,7 +72,7 @@ func sleeper(t *testing.T, b *box, user string) (payload, guest int) {
 	testenv.Eventually(t, patience, "the process shows on the host", func() bool {
 		for _, pid := range hostPIDs() {
 			args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			if string(args) == "sleep\x00"+seconds+"\x00" && status(pid)["Seccomp"] != "" {
+			if string(args) == "sleep\x00"+seconds+"\x00" && sleeps(pid) {
 				payload = pid
 				return true
 			}
@@ -89,6 +91,13 @@ func sleeper(t *testing.T, b *box, user string) (payload, guest int) {
 		}
 		guest = parent
 	}
+}
+
+// sleeps tells whether a process waits in a sleep: proc_pid_syscall(5) leads with the call's number.
+func sleeps(pid int) bool {
+	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+	number, _, _ := strings.Cut(string(call), " ")
+	return number == strconv.Itoa(unix.SYS_CLOCK_NANOSLEEP) || number == strconv.Itoa(unix.SYS_NANOSLEEP)
 }
 
 func hostPIDs() []int {
