@@ -63,8 +63,7 @@ type State struct {
 // Compare tells which files of the root file system differ between two states, as Changes does.
 // Kinds: NotFound (no such layer), ResourceExhausted (too many changes to hold at once).
 func (s *Store) Compare(ctx context.Context, from, to State) ([]Change, error) {
-	s.kept.change.RLock() // no layer goes meanwhile
-	defer s.kept.change.RUnlock()
+	defer s.hold(from, to)()
 	var sides [2][]string
 	for i, state := range []State{from, to} {
 		dirs, drop, err := s.layersOf(state)

@@ -17,7 +17,7 @@ type Freed struct {
 }
 
 // Collect removes every committed layer that is neither in keep nor a template's, nor below one that is, nor
-// below a sandbox. With dry it only tells. It waits for commits that are under way.
+// below a sandbox, nor is read by somebody. With dry it only tells. It waits for commits that are under way.
 func (s *Store) Collect(ctx context.Context, keep map[string]bool, dry bool) ([]Freed, error) {
 	s.kept.change.Lock()
 	defer s.kept.change.Unlock()
@@ -75,6 +75,9 @@ func (s *Store) needed(keep map[string]bool) (map[string]bool, error) {
 				needed[below] = true
 			}
 		}
+	}
+	for id := range s.kept.held {
+		needed[id] = true
 	}
 	for _, u := range uses {
 		for _, id := range u.layers {

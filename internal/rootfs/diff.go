@@ -48,8 +48,7 @@ type DiffOptions struct {
 // Diff is Compare with what changed in each file.
 // Kinds: NotFound (no such layer), ResourceExhausted (too many changes to hold at once).
 func (s *Store) Diff(ctx context.Context, from, to State, o DiffOptions) ([]FileDiff, error) {
-	s.kept.change.RLock() // no layer goes meanwhile
-	defer s.kept.change.RUnlock()
+	defer s.hold(from, to)()
 	roots := map[string]*os.File{}
 	defer func() {
 		for _, f := range roots {

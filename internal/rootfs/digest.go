@@ -28,8 +28,7 @@ type Digest struct {
 // was committed, not the folder of the host below it.
 // Kinds: NotFound (no such layer).
 func (s *Store) Digest(ctx context.Context, layer string) (Digest, error) {
-	s.kept.change.RLock() // no layer goes meanwhile
-	defer s.kept.change.RUnlock()
+	defer s.hold(State{Layer: layer})()
 	d, drop, err := s.dirsOf(State{Layer: layer})
 	if err != nil {
 		return Digest{}, err

@@ -31,11 +31,14 @@ const maxStack = 4
 
 // kept is what the store has of committed layers.
 type kept struct {
-	// change is held for reading while layers are added, and for writing while they are removed.
+	// change is held for reading while layers are added, and for writing while those go that nobody needs. Who reads
+	// layers for long holds those instead (hold), and so keeps nobody else waiting.
 	change sync.RWMutex
-	// mu guards the field below.
+	// mu guards the fields below.
 	mu     sync.Mutex
 	layers map[string]Layer
+	// held counts who reads each layer.
+	held map[string]int
 }
 
 // Layer is what a committed layer stands on, and how to start from it.
@@ -59,7 +62,7 @@ func (s *Store) keptNote(layer string) string { return s.keptPath(layer) + ".jso
 
 // recoverKept reads which committed layers there are, and removes halves.
 func (s *Store) recoverKept() error {
-	s.kept.layers = map[string]Layer{}
+	s.kept.layers, s.kept.held = map[string]Layer{}, map[string]int{}
 	entries, err := os.ReadDir(s.area("commits"))
 	if err != nil {
 		return err

@@ -47,8 +47,8 @@ func (s *Store) Settle(ctx context.Context, layer string, until time.Time) (Laye
 	if err != nil {
 		return Layer{}, fmt.Errorf("settle layer %s: %w", layer, err)
 	}
-	s.kept.change.Lock()
-	defer s.kept.change.Unlock()
+	s.kept.change.RLock() // nobody uses it, so none but Collect has to wait
+	defer s.kept.change.RUnlock()
 	s.warnIf("remove a layer that was settled", s.forgetKept(layer))
 	return l, nil
 }

@@ -21,6 +21,8 @@ type Stack struct {
 	Image string
 	// Settings are the template's, or those that a sandbox of the layer has.
 	Settings Settings
+
+	layer string // the committed one at the top; "": none
 }
 
 // StackLayer is one layer of a Stack.
@@ -36,18 +38,19 @@ type StackLayer struct {
 // of others is one. Workspaces are no part of it.
 // Kinds: NotFound, FailedPrecondition (it stands on files of this machine; it is not built).
 func (s *Store) Stack(of StackOf) (_ Stack, release func(), err error) {
-	unhold := s.HoldTemplates()
-	s.kept.change.RLock()
-	release = func() {
-		s.kept.change.RUnlock()
-		unhold()
-	}
+	templates := s.HoldTemplates()
+	s.kept.change.RLock() // no layer goes between being found and being held
+	defer s.kept.change.RUnlock()
 	st, err := s.stack(of)
 	if err != nil {
-		release()
+		templates()
 		return Stack{}, nil, err
 	}
-	return st, release, nil
+	layers := s.holdFound(State{Layer: st.layer})
+	return st, func() {
+		layers()
+		templates()
+	}, nil
 }
 
 func (s *Store) stack(of StackOf) (Stack, error) {
@@ -99,7 +102,7 @@ func (s *Store) stackOfLayer(id string) (Stack, error) {
 	if len(l.Plan.Binds) > 0 {
 		return Stack{}, errLocal()
 	}
-	st := Stack{Settings: settingsOf(l.Plan)}
+	st := Stack{Settings: settingsOf(l.Plan), layer: id}
 	if image, ok := strings.CutPrefix(l.Base, imagePrefix); ok {
 		st.Image = image
 		if st.Layers, err = s.imageLayers(image); err != nil {

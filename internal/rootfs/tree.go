@@ -14,7 +14,7 @@ import (
 
 // Tree is what a committed layer shows together with all that it lies on, to be read on the host. No path is
 // resolved through a symbolic link, and nothing but regular files and directories is opened. Its methods are
-// for one goroutine. While it is open, no layer is removed: Close it soon.
+// for one goroutine. While it is open, none of these layers is removed.
 type Tree struct {
 	view    view
 	release func()
@@ -37,17 +37,17 @@ type File struct {
 
 // Tree opens the files of a committed layer. NotFound: there is none of that id.
 func (s *Store) Tree(layer string) (*Tree, error) {
-	s.kept.change.RLock()
+	release := s.hold(State{Layer: layer})
 	dirs, _, err := s.layersOf(State{Layer: layer})
 	var t *Tree
 	if err == nil {
 		t, err = OpenTree(dirs)
 	}
 	if err != nil {
-		s.kept.change.RUnlock()
+		release()
 		return nil, err
 	}
-	t.release = s.kept.change.RUnlock
+	t.release = release
 	return t, nil
 }
 
