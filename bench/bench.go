@@ -26,6 +26,8 @@ type Options struct {
 	// Jupyter installs jupyter_client and ipykernel into the user's cache where they are not there yet, to
 	// compare contexts with them.
 	Jupyter bool
+	// HTTPS, where set, runs HTTPS in a fake internet for row "gateway".
+	HTTPS func(ctx context.Context) (Row, error)
 	// Progress, where set, is told what is measured next.
 	Progress func(row string)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os/exec"
@@ -109,7 +110,23 @@ func gatewayRow(ctx context.Context, b *bench) (Row, error) {
 	r.budget("adds ≤ 0.5 ms to a request, p50", in.P50-out.P50, most, most)
 	r.atLeast("MB/s out ≥ 20 % of loopback", inside.Out/1e6, rateShare*host.Out/1e8, host.Out/1e6)
 	r.atLeast("MB/s back ≥ 20 % of loopback", inside.Back/1e6, rateShare*host.Back/1e8, host.Back/1e6)
-	return r, nil
+	return r, b.addHTTPS(ctx, &r)
+}
+
+// addHTTPS adds what HTTPS measures to a row.
+func (b *bench) addHTTPS(ctx context.Context, r *Row) error {
+	if b.o.HTTPS == nil {
+		r.Note = "HTTPS is left out: it is measured in a fake internet, which only root can make"
+		return nil
+	}
+	more, err := b.o.HTTPS(ctx)
+	if err != nil {
+		return err
+	}
+	maps.Copy(r.Peers, more.Peers)
+	r.Budgets = append(r.Budgets, more.Budgets...)
+	r.Note = more.Note
+	return nil
 }
 
 func onHost(ctx context.Context, args []string) (probed, error) {

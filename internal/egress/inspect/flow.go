@@ -386,7 +386,7 @@ func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Respons
 		announceTrailer(h, resp)
 	}
 	w.WriteHeader(resp.StatusCode)
-	err := pour(w, body)
+	err := pour(w, body, lengthOf(h))
 	if masked {
 		x.told.event(egress.Event{Type: egress.EventMasked, Note: "a secret was taken out of the response"})
 	}
@@ -420,12 +420,14 @@ func (n *needles) maskHeaderOf(h http.Header) bool {
 	return n != nil && n.maskHeader(h)
 }
 
-// pour copies what there is as soon as it is there.
-func pour(w http.ResponseWriter, body io.Reader) error {
+// pour copies what there is as soon as it is there. The last of a body whose length is known, -1 where it is not, goes
+// with the end of the response.
+func pour(w http.ResponseWriter, body io.Reader, length int64) error {
 	rc := http.NewResponseController(w)
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := body.Read(buf)
+		length -= int64(n)
 		if n > 0 {
 			if _, werr := w.Write(buf[:n]); werr != nil {
 				return werr
@@ -436,6 +438,9 @@ func pour(w http.ResponseWriter, body io.Reader) error {
 		}
 		if err != nil {
 			return err
+		}
+		if length == 0 {
+			continue
 		}
 		if err := rc.Flush(); err != nil {
 			return err

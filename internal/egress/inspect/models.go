@@ -214,7 +214,7 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 		h.Del("Content-Length")
 	}
 	w.WriteHeader(code)
-	err = pour(w, newScrubber(rt.needles, m, nil))
+	err = pour(w, newScrubber(rt.needles, m, nil), lengthOf(w.Header()))
 	if code < 400 && r.Method == http.MethodPost && !counting(path) {
 		used = m.used(int64(len(q.body)))
 	}
