@@ -88,6 +88,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 
 	// 0. Before there are other threads and processes, which inherit it.
 	relaxTimers()
+	s.undo.Add(roomyHeap())
 	// 1. Without a guest there is nothing to serve: say so before anything is touched.
 	guest, err := guestProgram(cfg)
 	if err != nil {

@@ -35,8 +35,12 @@ type Config struct {
 	Shared bool
 	// FlushEvery bounds how long a queued change that nobody waits for stays unwritten; default 25 ms.
 	FlushEvery time.Duration
-	// SyncEvery bounds how long a written change stays unflushed; default 15 ms. A power loss takes at
-	// most what happened within the sum of the two.
+	// CommitEvery bounds how long what lies in the spool stays out of the database; default 100 ms. The more
+	// changes share a transaction, the fewer pages each of them writes; whoever waits for the database writes
+	// what is queued first, and so waits the longer.
+	CommitEvery time.Duration
+	// SyncEvery bounds how long a written change stays unflushed; default 25 ms. A power loss takes at
+	// most what happened within the sum of FlushEvery and this.
 	SyncEvery time.Duration
 	// Log hears about faults that no caller can be told; default none.
 	Log *slog.Logger
@@ -61,8 +65,11 @@ func Open(cfg Config) (*DB, error) {
 	if cfg.FlushEvery <= 0 {
 		cfg.FlushEvery = 25 * time.Millisecond
 	}
+	if cfg.CommitEvery <= 0 {
+		cfg.CommitEvery = max(100*time.Millisecond, cfg.FlushEvery)
+	}
 	if cfg.SyncEvery <= 0 {
-		cfg.SyncEvery = 15 * time.Millisecond
+		cfg.SyncEvery = 25 * time.Millisecond
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -100,11 +107,11 @@ func (db *DB) open() error {
 	tx := &Tx{conn: conn, stmts: make(map[string]driver.StmtExecContext)}
 	var spool *os.File
 	if !db.cfg.Shared { // a tool has no business with the server's
-		if spool, err = openSpool(db.cfg.Dir, tx); err != nil {
+		if spool, err = openSpool(db.cfg.Dir, tx, wal); err != nil {
 			return errors.Join(err, wal.Close(), tx.close())
 		}
 	}
-	db.syncer = newSyncer(db.cfg, path, wal)
+	db.syncer = newSyncer(db.cfg, path, wal, spool)
 	db.writer = newWriter(tx, db.cfg, db.syncer, spool)
 	pool, err := sqlite.NewConnector(dsn(path, readerPragmas))
 	if err != nil {

@@ -17,7 +17,7 @@
 // # Durability
 //
 // What Write has acknowledged survives the death of the process: it lies in the kernel's page cache.
-// A power loss takes at most what happened within FlushEvery and SyncEvery: SQLite runs with
+// A power loss takes at most what happened within FlushEvery and SyncEvery together: SQLite runs with
 // synchronous=NORMAL, which does not flush at a commit, and a goroutine of ours flushes the
 // write-ahead log instead (a WAL frame is valid by its checksums alone, so that flushing the -wal
 // file from outside makes every commit in it durable; https://www.sqlite.org/walformat.html). A

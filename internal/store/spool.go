@@ -13,9 +13,8 @@ import (
 
 // The spool is a file beside the database to which changes are appended in the order of the queue. A
 // change that lies in it survives the death of the process, for the price of one write(2) instead of
-// a transaction's dozen; the database gets it within FlushEvery, many in one transaction. Open
-// replays what the database may lack. It matters after a kill only: against a power loss the
-// database's own flushes count.
+// a transaction's dozen; the database gets it within CommitEvery, many in one transaction. Open
+// replays what the database may lack. It is flushed to disk as the database's log is.
 //
 // Only changes whose writes all have a redo form can lie in it, and the file is emptied whenever the
 // database holds all of it.
@@ -55,6 +54,8 @@ type spool struct {
 	unsettled int
 	// keep says that the database refused a change that is in the file, so that it must stay.
 	keep bool
+	// flush flushes the database to disk, so that the file is not the only place there that holds a change.
+	flush func() error
 }
 
 func (s *spool) open() bool { return s.f != nil && !s.broken && !s.full }
@@ -119,6 +120,9 @@ func (s *spool) settle(refused bool) {
 	if s.size <= spoolKeep {
 		return
 	}
+	if s.flush() != nil {
+		return // the disk fails; the syncer takes no more changes
+	}
 	if err := s.f.Truncate(0); err != nil {
 		s.broken = true
 		return
@@ -126,13 +130,16 @@ func (s *spool) settle(refused bool) {
 	s.size, s.full = 0, false
 }
 
-// openSpool replays what an earlier process left, and empties the file.
-func openSpool(dir string, tx *Tx) (*os.File, error) {
+// openSpool replays what an earlier process left, and empties the file once the database's log is on disk.
+func openSpool(dir string, tx *Tx, wal *os.File) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, spoolName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open spool: %w", err)
 	}
 	err = tx.transact(func() error { return replay(f, tx) })
+	if err == nil {
+		err = syncData(wal)
+	}
 	if err == nil {
 		err = f.Truncate(0)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"casemate.dev/internal/testenv"
 )
 
 // left returns the data directory of a process that died with its last changes in the spool only.
@@ -190,6 +192,49 @@ func TestAcknowledgedChangeOutlivesADatabaseThatRefusesIt(t *testing.T) {
 	if n, err := open(t, Config{Dir: dir}).LastEvent(t.Context(), "s"); err != nil || n != 1 {
 		t.Errorf("%d events, %v", n, err)
 	}
+}
+
+// TestUnwaitedChangeIsSpooled: a change that nobody waits for is safe from a kill before the database has it, unless
+// it can't lie in the spool; then the database has it as soon.
+func TestUnwaitedChangeIsSpooled(t *testing.T) {
+	dir := t.TempDir()
+	db := open(t, Config{Dir: dir, FlushEvery: time.Millisecond, CommitEvery: time.Hour})
+	db.Queue(Change{Writes: []Write{AddEvent(testEvent(1))}})
+	db.Kick()
+	inSpool := func() (n int) {
+		spool, err := os.ReadFile(filepath.Join(dir, spoolName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := bytes.NewReader(spool); ; n++ {
+			if body, err := readFrame(r); err != nil || body == nil {
+				return n
+			}
+		}
+	}
+	testenv.Eventually(t, time.Minute, "the event lies in the spool", func() bool { return inSpool() == 1 })
+	if n, err := db.LastEvent(t.Context(), "s"); err != nil || n != 0 {
+		t.Errorf("the database has %d events, %v", n, err)
+	}
+	db.Queue(Change{Writes: []Write{PutSetting("a", "b")}})
+	db.Kick()
+	testenv.Eventually(t, time.Minute, "the database has both", func() bool {
+		v, err := db.Setting(t.Context(), "a")
+		n, nerr := db.LastEvent(t.Context(), "s")
+		return err == nil && nerr == nil && v == "b" && n == 1
+	})
+}
+
+func TestSpooledChangeReachesTheDatabase(t *testing.T) {
+	db := open(t, Config{FlushEvery: time.Millisecond, CommitEvery: 5 * time.Millisecond})
+	if !db.Queue(Change{Writes: []Write{AddEvent(testEvent(1))}, Spool: true}).Spooled() {
+		t.Fatal("not spooled")
+	}
+	db.Kick()
+	testenv.Eventually(t, time.Minute, "the database has the event", func() bool {
+		n, err := db.LastEvent(t.Context(), "s")
+		return err == nil && n == 1
+	})
 }
 
 func FuzzReplay(f *testing.F) {

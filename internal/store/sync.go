@@ -15,25 +15,28 @@ import (
 	"casemate.dev/internal/errs"
 )
 
-// checkpointEvery is how many commits lie between two checkpoints; a commit is some 10 KB of
+// checkpointEvery is how many commits lie between two checkpoints; a commit is some 10 to 100 KB of
 // write-ahead log. maxLogPages is the log's length from which a checkpoint holds the writer up.
 const (
-	checkpointEvery = 1000
+	checkpointEvery = 400
 	maxLogPages     = 8 << 10
 )
 
-// syncer flushes the write-ahead log, and copies it into the database file now and then.
+// syncer flushes the write-ahead log and the spool, and copies the log into the database file now and then.
 type syncer struct {
 	every time.Duration
 	path  string
 	log   *slog.Logger
 	wal   *os.File
+	spool *os.File      // nil where there is none
 	turn  chan struct{} // the writer's
 
 	kick    chan struct{}
 	stopped chan struct{}
 	loop    sync.WaitGroup
 	commits atomic.Int64 // since the last checkpoint
+	// dirtyWAL and dirtySpool say that something was written which is not flushed yet.
+	dirtyWAL, dirtySpool atomic.Bool
 	// err is set for good when a flush fails: the kernel may have dropped the pages and would call the
 	// next flush a success (fsync(2), "Linux Notes"; PostgreSQL's fsync trouble of 2018).
 	err atomic.Pointer[error]
@@ -68,9 +71,9 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func newSyncer(cfg Config, path string, wal *os.File) *syncer {
+func newSyncer(cfg Config, path string, wal, spool *os.File) *syncer {
 	s := &syncer{
-		every: cfg.SyncEvery, path: path, log: cfg.Log, wal: wal,
+		every: cfg.SyncEvery, path: path, log: cfg.Log, wal: wal, spool: spool,
 		turn: make(chan struct{}, 1), kick: make(chan struct{}, 1), stopped: make(chan struct{}),
 	}
 	s.loop.Go(s.run)
@@ -80,6 +83,16 @@ func newSyncer(cfg Config, path string, wal *os.File) *syncer {
 // dirty says that a commit was made which is not flushed yet.
 func (s *syncer) dirty() {
 	s.commits.Add(1)
+	s.soil(&s.dirtyWAL)
+}
+
+// spooled says that something was appended to the spool which is not flushed yet.
+func (s *syncer) spooled() { s.soil(&s.dirtySpool) }
+
+func (s *syncer) soil(what *atomic.Bool) {
+	if what.Swap(true) {
+		return // the loop knows
+	}
 	select {
 	case s.kick <- struct{}{}:
 	default:
@@ -92,15 +105,38 @@ func (s *syncer) now() error {
 	return s.flush()
 }
 
+// flush flushes the write-ahead log.
 func (s *syncer) flush() error {
-	// The size of the file is the only metadata that a later read needs, and fdatasync(2) flushes it.
-	if err := syscall.Fdatasync(int(s.wal.Fd())); err != nil {
-		var e error = errs.Wrap(os.NewSyscallError("fdatasync", err), errs.Unavailable,
-			"cannot record the change: the server's disk fails")
-		s.err.CompareAndSwap(nil, &e)
-		return e
+	s.dirtyWAL.Store(false) // before: what is written meanwhile is for the next time
+	return s.checked(syncData(s.wal))
+}
+
+// flushAll flushes what needs it. The log comes first: what lies in the spool may follow from what the log holds.
+func (s *syncer) flushAll() error {
+	if s.dirtyWAL.Load() {
+		if err := s.flush(); err != nil {
+			return err
+		}
+	}
+	if s.dirtySpool.Swap(false) {
+		return s.checked(syncData(s.spool))
 	}
 	return nil
+}
+
+// checked remembers that a flush has failed.
+func (s *syncer) checked(err error) error {
+	if err == nil {
+		return nil
+	}
+	err = errs.Wrap(err, errs.Unavailable, "cannot record the change: the server's disk fails")
+	s.err.CompareAndSwap(nil, &err)
+	return err
+}
+
+// syncData flushes a file. Its size is the only metadata that a later read needs, and fdatasync(2) flushes it.
+func syncData(f *os.File) error {
+	return os.NewSyscallError("fdatasync", syscall.Fdatasync(int(f.Fd())))
 }
 
 func (s *syncer) failed() error {
@@ -127,7 +163,7 @@ func (s *syncer) run() {
 		if s.failed() != nil {
 			continue
 		}
-		if err := s.flush(); err != nil {
+		if err := s.flushAll(); err != nil {
 			s.log.Error("cannot flush the database; no more changes are taken", "error", err)
 			continue
 		}

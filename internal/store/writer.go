@@ -67,7 +67,8 @@ type op struct {
 type writer struct {
 	tx     *Tx
 	syncer *syncer
-	every  time.Duration
+	// every is how soon what nobody waits for is written, commitEvery how soon the database has what is spooled.
+	every, commitEvery time.Duration
 
 	// turn is held (by a token in it) by whoever commits: the leader.
 	turn chan struct{}
@@ -85,13 +86,14 @@ type writer struct {
 
 func newWriter(tx *Tx, cfg Config, s *syncer, f *os.File) *writer {
 	w := &writer{
-		tx:      tx,
-		spool:   spool{f: f},
-		syncer:  s,
-		every:   cfg.FlushEvery,
-		turn:    s.turn,
-		kick:    make(chan struct{}, 1),
-		stopped: make(chan struct{}),
+		tx:          tx,
+		spool:       spool{f: f, flush: s.flush},
+		syncer:      s,
+		every:       cfg.FlushEvery,
+		commitEvery: cfg.CommitEvery,
+		turn:        s.turn,
+		kick:        make(chan struct{}, 1),
+		stopped:     make(chan struct{}),
 	}
 	w.flusher.Go(w.flushLoop)
 	return w
@@ -101,7 +103,7 @@ func newWriter(tx *Tx, cfg Config, s *syncer, f *os.File) *writer {
 func (db *DB) Write(writes ...Write) error { return db.Queue(Change{Writes: writes}).Wait() }
 
 // Queue puts a change in line. It is written when somebody waits for it or for anything queued
-// later, or else, after a Kick, within FlushEvery.
+// later, or else, after a Kick, within FlushEvery (then perhaps only into the spool).
 func (db *DB) Queue(c Change) Pending {
 	for _, write := range c.Writes {
 		c.Synced = c.Synced || write.synced
@@ -119,14 +121,36 @@ func (db *DB) Queue(c Change) Pending {
 	if !o.Synced && w.spool.add(o.Writes) {
 		o.listed = true
 		if o.Spool {
-			err := w.spool.write()
-			if o.spooled = err == nil; err != nil {
-				w.syncer.log.Error("cannot use the spool; changes are slower", "error", err)
-			}
+			o.spooled = w.spoolLocked()
 		}
 	}
 	w.mu.Unlock()
 	return Pending{w, o}
+}
+
+// spoolLocked appends the next frame to the spool.
+func (w *writer) spoolLocked() bool {
+	if err := w.spool.write(); err != nil {
+		w.syncer.log.Error("cannot use the spool; changes are slower", "error", err)
+		return false
+	}
+	w.syncer.spooled()
+	return true
+}
+
+// spoolQueue sees to it that all that is queued lies in the spool, and reports false where it can't.
+func (w *writer) spoolQueue() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.spool.open() {
+		return false
+	}
+	for _, o := range w.queue {
+		if !o.listed {
+			return false
+		}
+	}
+	return len(w.spool.next) == 0 || w.spoolLocked()
 }
 
 // Kick makes the flusher write what is queued within FlushEvery. Queue needs it where nobody waits.
@@ -284,13 +308,19 @@ func (w *writer) flushLoop() {
 		case <-w.stopped:
 			return
 		}
-		// Waiting a little lets the next Write carry what was queued, and many share one commit.
-		t := time.NewTimer(w.every)
-		select {
-		case <-t.C:
-		case <-w.stopped:
-			t.Stop()
-			return
+		// Waiting a little lets the next Write carry what was queued, and many share one commit. What a kill
+		// can't take any more may wait longer.
+		for begun := time.Now(); ; {
+			t := time.NewTimer(w.every)
+			select {
+			case <-t.C:
+			case <-w.stopped:
+				t.Stop()
+				return
+			}
+			if !w.spoolQueue() || time.Since(begun) >= w.commitEvery {
+				break
+			}
 		}
 		if err := w.flush(); err != nil {
 			w.syncer.log.Error("cannot write queued changes", "error", err)
