@@ -26,7 +26,7 @@ RACE := ./client/... ./internal/api/... ./internal/e2b/... ./internal/egress/...
 # and one makes a system call on all threads, which Go offers to programs without cgo only.
 WITHOUTRACE := ^(TestIdleMemory|TestHugeOutput|TestLimitProcess|TestManyIdle|TestUnreadIsBounded|TestHalfOpenDoesNotSlowOthers)$$
 GOFILES = $(shell git ls-files --cached --others --exclude-standard '*.go' | grep -v '\.pb\.go$$\|\.connect\.go$$')
-TESTTIMEOUT ?= 10m
+TESTTIMEOUT ?= 15m
 FUZZTIME ?= 60s
 
 .PHONY: help
@@ -89,8 +89,8 @@ lint: $(TOOLS)/.stamp ## staticcheck and golangci-lint (with the import law)
 	$(TOOLS)/golangci-lint run --allow-parallel-runners ./...
 
 .PHONY: unit
-unit: guest test-python test-clients ## Unit tests, tests of the kernel's walls, scripts over the whole product
-	go test -timeout $(TESTTIMEOUT) ./...
+unit: guest test-python test-clients $(TOOLS)/.stamp ## Unit tests, tests of the kernel's walls, scripts over the whole product
+	test/gotest.sh ./... -timeout $(TESTTIMEOUT)
 
 .PHONY: test-python
 test-python: .cache/python/.stamp ## Python packages for the tests of code contexts, into .cache (needs PyPI)
@@ -119,8 +119,8 @@ test-clients: .cache/wheels/.stamp .cache/npm/.stamp .cache/npm-e2b/.stamp ## Cl
 	@touch $@
 
 .PHONY: race
-race: guest ## The concurrent packages under the race detector
-	CGO_ENABLED=1 go test -race -timeout $(TESTTIMEOUT) -skip '$(WITHOUTRACE)' $(RACE)
+race: guest $(TOOLS)/.stamp ## The concurrent packages under the race detector
+	CGO_ENABLED=1 test/gotest.sh '$(RACE)' -race -timeout $(TESTTIMEOUT) -skip '$(WITHOUTRACE)'
 
 .PHONY: e2b
 e2b: build ## E2B's own SDKs against a server, about two minutes (with their registries, the first time)
@@ -145,7 +145,7 @@ bench: build ## Measure against fork+exec, bubblewrap and runc on this machine
 	test/bench.sh $(if $(ONLY),--only $(ONLY))
 
 .PHONY: nightly
-nightly: build ## The long ones: fuzzing, soak, building base, others' clients, cgroup v2 and systemd in QEMU
+nightly: build test-python test-clients ## The long ones: tests without a second try, fuzzing, soak, building base, others' clients, QEMU
 	FUZZTIME=$(FUZZTIME) test/nightly.sh
 
 # --- generate ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tests that take long, for every night: fuzzing, soak, building template base, other people's
-# clients, and what only another machine shows, in QEMU: cgroup v2, and the service on a fresh Debian.
+# The tests that take long, for every night: all tests in another order and without a second try for what fails,
+# fuzzing, soak, building template base, other people's clients, and what only another machine shows, in QEMU:
+# cgroup v2, and the service on a fresh Debian. PARTS names which of them to run (default all).
 # Each part runs; the exit code tells whether all held.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -9,8 +10,11 @@ failed=()
 part() {
 	local name=$1
 	shift
+	case " ${PARTS:-$name} " in *" $name "*) ;; *) return ;; esac
 	printf '\n=== %s\n' "$name"
+	local begun=$SECONDS
 	"$@" || failed+=("$name")
+	printf '=== %s took %d s\n' "$name" $((SECONDS - begun))
 }
 
 fuzz() {
@@ -24,6 +28,8 @@ fuzz() {
 	return $ok
 }
 
+part unit env RERUNS=0 test/gotest.sh ./... -count=1 -shuffle=on -timeout 30m
+part race make race RERUNS=0 TESTTIMEOUT=30m
 part fuzz fuzz
 part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 60m -run 'Soak|Stress' ./internal/... ./test/...
 part base test/base.sh

@@ -3,14 +3,17 @@ package guest_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/testenv"
 )
 
 // interpreter is a context in a guest.
@@ -187,34 +190,27 @@ func TestContextInterruptKeepsState(t *testing.T) {
 // await waits until a run has said so many items.
 func (i *interpreter) await(run string, items int64) {
 	i.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for time.Now().Before(deadline) {
+	testenv.Eventually(i.t, time.Minute, fmt.Sprintf("run %s says %d items", run, items), func() bool {
 		runs, err := i.ContextRuns(i.t.Context(), i.id)
 		if err != nil {
 			i.t.Fatal(err)
 		}
-		for _, r := range runs {
-			if r.ID == run && r.Items >= items {
-				return
-			}
-		}
-		<-time.After(5 * time.Millisecond)
-	}
-	i.t.Fatalf("run %s did not say %d items", run, items)
+		return slices.ContainsFunc(runs, func(r guestwire.RunInfo) bool { return r.ID == run && r.Items >= items })
+	})
 }
 
 func TestContextTimeout(t *testing.T) {
 	c := newRunner(t, setup{}).interpreter()
 	c.run("x = 5")
-	short := func(r *guestwire.RunCode) { r.TimeoutMS, r.GraceMS = 200, 300 }
-	if s := c.run("while True: pass", short); s.info.End != guestwire.RunTimedOut {
+	// Whoever takes notice may take its time for it.
+	if s := c.run("while True: pass", func(r *guestwire.RunCode) { r.TimeoutMS, r.GraceMS = 200, 60_000 }); s.info.End != guestwire.RunTimedOut {
 		t.Errorf("loop ended %+v", s.info)
 	}
 	if got := c.run("x").text(t); got != "5" {
 		t.Errorf("x is %s", got)
 	}
-	// Who takes no notice is killed, and the context with it.
-	s := c.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", short)
+	// Who takes no notice, which it has made sure of long before, is killed, and the context with it.
+	s := c.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", func(r *guestwire.RunCode) { r.TimeoutMS, r.GraceMS = 3000, 200 })
 	if s.info.End != guestwire.RunTimedOut || s.info.Driver != guestwire.EndSignaled || s.info.Signal != 9 {
 		t.Errorf("stubborn loop ended %+v", s.info)
 	}

@@ -19,26 +19,21 @@ func TestTimeout(t *testing.T) {
 	tests := []struct {
 		name, script   string
 		timeout, grace int64
-		under          time.Duration
 	}{
-		{"plain", "echo begun; sleep 300", 200, 0, time.Second},
-		{"ignores SIGTERM", "trap '' TERM; while :; do sleep 0.05; done", 200, 300, 2 * time.Second},
-		{"descendants", "sleep 301 & sleep 302 & wait", 200, 0, time.Second},
-		{"setsid", "setsid sleep 303 & setsid sh -c 'trap \"\" TERM; sleep 304; sleep 305' & sleep 306", 200, 0, 2 * time.Second},
-		{"stopped", "kill -STOP $$; sleep 307", 200, 300, 2 * time.Second},
-		{"orphans", "(setsid sh -c 'sleep 308 & sleep 309' &) ; sleep 310", 200, 0, 2 * time.Second},
+		{"plain", "echo begun; sleep 300", 200, 0},
+		{"ignores SIGTERM", "trap '' TERM; while :; do sleep 0.05; done", 200, 300},
+		{"descendants", "sleep 301 & sleep 302 & wait", 200, 0},
+		{"setsid", "setsid sleep 303 & setsid sh -c 'trap \"\" TERM; sleep 304; sleep 305' & sleep 306", 200, 0},
+		{"stopped", "kill -STOP $$; sleep 307", 200, 300},
+		{"orphans", "(setsid sh -c 'sleep 308 & sleep 309' &) ; sleep 310", 200, 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			begun := time.Now()
 			res := r.run(guestwire.StartProcess{
 				Argv: []string{"sh", "-c", tt.script}, TimeoutMS: tt.timeout, GraceMS: tt.grace,
 			})
 			if res.info.End != guestwire.EndTimedOut || res.info.Code != 0 {
 				t.Errorf("%+v", res.info)
-			}
-			if took := time.Since(begun); took > tt.under {
-				t.Errorf("took %v", took)
 			}
 			testenv.Eventually(t, 2*time.Second, "nothing survives", func() bool {
 				return strings.TrimSpace(string(r.sh("pgrep -x sleep || true").out)) == ""
@@ -76,14 +71,12 @@ func TestCancel(t *testing.T) {
 // counted, what it prints later is there, and it can be ended.
 func TestLeftover(t *testing.T) {
 	r := newRunner(t, setup{})
-	begun := time.Now()
 	res := r.run(guestwire.StartProcess{ID: "l", Argv: []string{
 		"sh", "-c",
 		"(while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late; sleep 314) & echo early",
 	}})
-	took := time.Since(begun)
-	if string(res.out) != "early\n" || res.info.Leftover == 0 || !res.info.Complete || took > guest.LateGrace {
-		t.Fatalf("%q, %+v after %v", res.out, res.info, took)
+	if string(res.out) != "early\n" || res.info.Leftover == 0 || !res.info.Complete {
+		t.Fatalf("%q, %+v", res.out, res.info)
 	}
 	r.sh("touch /tmp/go")
 	testenv.Eventually(t, 5*time.Second, "late output is there", func() bool {
@@ -108,10 +101,12 @@ func TestLeftover(t *testing.T) {
 	}
 	r.sh("pkill -x yes")
 	// And leftovers that end by themselves are noticed.
-	res = r.run(guestwire.StartProcess{ID: "brief", Argv: []string{"sh", "-c", "sleep 0.5 >/dev/null 2>&1 &"}})
+	r.sh("mkfifo /tmp/gate")
+	res = r.run(guestwire.StartProcess{ID: "brief", Argv: []string{"sh", "-c", "cat /tmp/gate >/dev/null 2>&1 &"}})
 	if res.info.Leftover != 1 {
 		t.Fatalf("%+v", res.info)
 	}
+	r.sh("echo >/tmp/gate")
 	testenv.Eventually(t, 5*time.Second, "leftover is gone", func() bool {
 		info, err := r.Get(t.Context(), "brief")
 		return err == nil && info.Leftover == 0

@@ -6,6 +6,5 @@ const (
 	MarkVariable = markVariable
 	DefaultPath  = defaultPath
 	DefaultTerm  = defaultTerm
-	LateGrace    = lateGrace
 	MaxWorkers   = maxWorkers
 )

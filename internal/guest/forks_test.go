@@ -38,7 +38,7 @@ func (i *interpreter) fork() *interpreter {
 
 // forkOne makes one fork of a zygote.
 func (r *runner) forkOne(zygote, id string, layout []string, files []*os.File) (info guestwire.ContextInfo, err error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	req := guestwire.ForkContexts{Zygote: zygote, IDs: []string{id}}
 	if layout != nil {
@@ -84,7 +84,7 @@ func TestForkBatch(t *testing.T) {
 	z := newRunner(t, setup{}).zygote()
 	made := map[string]guestwire.ContextInfo{}
 	fork := func(ids ...string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		return z.Fork(ctx, guestwire.ForkContexts{Zygote: z.id, IDs: ids}, nil, func(id string, info guestwire.ContextInfo, err error) {
 			if err != nil {
@@ -140,7 +140,7 @@ func TestForksEnd(t *testing.T) {
 	if s := z.fork().run("import os; os._exit(3)"); s.info.End != guestwire.RunLost || s.info.Driver != guestwire.EndExited || s.info.Code != 3 {
 		t.Errorf("exit: %+v", s.info)
 	}
-	short := func(r *guestwire.RunCode) { r.TimeoutMS, r.GraceMS = 200, 200 }
+	short := func(r *guestwire.RunCode) { r.TimeoutMS, r.GraceMS = 3000, 200 } // by then the signal is ignored
 	if s := z.fork().run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", short); s.info.End != guestwire.RunTimedOut || s.info.Signal != 9 {
 		t.Errorf("loop: %+v", s.info)
 	}

@@ -57,7 +57,6 @@ func TestScopeTimeout(t *testing.T) {
 	}
 	for name, script := range tests {
 		t.Run(name, func(t *testing.T) {
-			begun := time.Now()
 			s, err := r.scoped(t, guestwire.StartProcess{
 				ID: name, Argv: []string{"sh", "-c", script}, TimeoutMS: 300, GraceMS: 200,
 			})
@@ -67,9 +66,6 @@ func TestScopeTimeout(t *testing.T) {
 			res, err := collect(s)
 			if err != nil || res.info.End != guestwire.EndTimedOut || res.info.Leftover != 0 {
 				t.Errorf("%+v, %v", res.info, err)
-			}
-			if took := time.Since(begun); took > 3*time.Second {
-				t.Errorf("took %v", took)
 			}
 			// At once: the answer came when the tree was dead.
 			r.wantOut("pgrep -x sleep || true", "")
@@ -92,13 +88,12 @@ func TestScopeForkBomb(t *testing.T) {
 		info, err := r.Get(t.Context(), "bomb")
 		return err == nil && info.PID > 0 && len(strings.Fields(string(r.runRoot("pgrep -x bash | head -100").out))) >= 100
 	})
-	begun := time.Now()
 	if err := r.Signal(t.Context(), guestwire.SignalRequest{ID: "bomb", Signal: 9, Tree: true}); err != nil {
 		t.Fatal(err)
 	}
 	info, err := r.Wait(t.Context(), "bomb")
-	if err != nil || info.End != guestwire.EndCanceled || info.Leftover != 0 || time.Since(begun) > 5*time.Second {
-		t.Fatalf("%+v, %v after %v", info, err, time.Since(begun))
+	if err != nil || info.End != guestwire.EndCanceled || info.Leftover != 0 {
+		t.Fatalf("%+v, %v", info, err)
 	}
 	r.wantOut("pgrep -x bash || true", "")
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/testenv"
 )
 
 func FuzzReadFrame(f *testing.F) {
@@ -279,13 +280,9 @@ func TestHammer(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	deadline := time.Now().Add(5 * time.Second)
-	for runtime.NumGoroutine() > goroutines+2 || openFiles(t) > files+2 { // the listener and its socket
-		if time.Now().After(deadline) {
-			t.Fatalf("goroutines %d, were %d; files %d, were %d", runtime.NumGoroutine(), goroutines, openFiles(t), files)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Eventually(t, time.Minute, "no goroutine and no file stays", func() bool {
+		return runtime.NumGoroutine() <= goroutines+2 && openFiles(t) <= files+2 // the listener and its socket
+	})
 }
 
 func openFiles(t *testing.T) int {

@@ -563,7 +563,7 @@ func TestCanceled(t *testing.T) {
 func TestStalled(t *testing.T) {
 	h := newHub(t)
 	h.push(t, "app", app(t))
-	w := newWorld(t, trusting(h), func(c *Config) { c.Registry.Stall = 300 * time.Millisecond })
+	w := newWorld(t, trusting(h), func(c *Config) { c.Registry.Stall = 2 * time.Second })
 	var silent atomic.Int32
 	h.faults(func(rw http.ResponseWriter, r *http.Request) bool {
 		if !isBlob(r) || silent.Add(1) != 2 {

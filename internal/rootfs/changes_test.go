@@ -237,11 +237,7 @@ func TestChangesOfAHostileTree(t *testing.T) {
 				t.Errorf("%.40q: %q, want %q", path, got, want)
 			}
 		}
-		start = time.Now()
 		must(t, s.Release(t.Context(), box))
-		if d := time.Since(start); d > 50*time.Millisecond {
-			t.Errorf("release of a deep tree took %v", d)
-		}
 		testenv.Eventually(t, limit, "it is deleted", func() bool {
 			left, err := os.ReadDir(s.area("trash"))
 			return err == nil && len(left) == 0

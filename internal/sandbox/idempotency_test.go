@@ -78,7 +78,8 @@ func TestKeyOfAFailedCreateWorksAgain(t *testing.T) {
 // TestCallerThatDiesAndAsksAgain: E12 of the battery.
 func TestCallerThatDiesAndAsksAgain(t *testing.T) {
 	s := newWorld(t).serve()
-	s.backend.SetFaults(fake.Faults{StartDelay: 50 * time.Millisecond})
+	release := make(chan struct{})
+	s.backend.SetFaults(fake.Faults{StartHeld: release})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -88,6 +89,7 @@ func TestCallerThatDiesAndAsksAgain(t *testing.T) {
 	testenv.Eventually(t, soon, "the start", func() bool { return s.backend.Starts() == 1 })
 	cancel()
 	wantKind(t, "the first call", <-done, errs.Canceled)
+	close(release)
 	sb, err := s.Create(t.Context(), alice, Spec{}, CreateOptions{IdempotencyKey: "k"})
 	if err != nil || sb.State != Running || s.backend.Starts() != 1 {
 		t.Errorf("%+v, %v, %d starts", sb, err, s.backend.Starts())

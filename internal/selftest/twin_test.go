@@ -119,7 +119,7 @@ func endStrays(t *testing.T) {
 		for _, e := range entries {
 			b, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
 			env, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
-			if stray.Match(b) && strings.Contains(string(env), "TWIN_DIR=") {
+			if stray.Match(b) && strings.Contains(string(env), twinOf()) {
 				pids = append(pids, atoi(e.Name()))
 			}
 		}

@@ -133,6 +133,9 @@ func (w *weakBox) Delete(context.Context) error {
 	return w.leak.Close()
 }
 
+// twinOf marks what runs in the twins of this test program, beside those of others.
+func twinOf() string { return fmt.Sprintf("TWIN_OF=%d.", os.Getpid()) }
+
 // command enters the twin with everything that a careless server would hand on: a descriptor of a
 // host directory, the server's environment, no limits.
 func (w *weakBox) command(ctx context.Context, c Command) *exec.Cmd {
@@ -151,7 +154,7 @@ func (w *weakBox) command(ctx context.Context, c Command) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(ctx, "nsenter", append(append(flags, "--", "/bin/sh", "-c", script, "sh"), argv...)...)
 	cmd.ExtraFiles = []*os.File{w.leak}
-	cmd.Env = append(os.Environ(), "AWS_SECRET_ACCESS_KEY=careless", "TWIN_DIR="+c.Dir, "HOME=/root")
+	cmd.Env = append(os.Environ(), "AWS_SECRET_ACCESS_KEY=careless", "TWIN_DIR="+c.Dir, twinOf(), "HOME=/root")
 	cmd.Env = append(cmd.Env, w.env...)
 	for k, v := range c.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)

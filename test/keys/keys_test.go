@@ -2,10 +2,13 @@ package keys
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +24,7 @@ func TestKeys(t *testing.T) {
 	s := start(t)
 	s.Secret("tool", canary(1), &client.SecretBinding{Hosts: []string{api}, Scheme: "bearer", Env: "TOOL_KEY"})
 	box := s.Box("allow "+api, "allow "+api+":80", "allow "+other)
-	if out := s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/first`); out != "ok" {
+	if out := s.Sh(box, `curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/first`); out != "ok" {
 		t.Fatalf("the bound host answers %q", out)
 	}
 	if got := s.api.Last(t).Header.Get("Authorization"); got != "Bearer "+canary(1) {
@@ -55,10 +58,15 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// leaks reports whether a text holds a value, whole or its Base64.
+// leaks reports whether a text holds a good part of a value, as it is or as its Base64 or hexadecimal digits.
 func leaks(text string) bool {
-	for _, form := range []string{"canary1-wX7", "canary2-wX7", "canary3-wX7", "Y2FuYXJ5MS", "bmFyeTEtd1g3", "63616e61727931"} {
-		if strings.Contains(text, form) {
+	for n := 1; n <= 3; n++ {
+		part := []byte(canary(n)[:20])
+		forms := []string{string(part), hex.EncodeToString(part)}
+		for off := range 3 { // wherever it stands in what was encoded
+			forms = append(forms, base64.StdEncoding.EncodeToString(part[off:off+18]))
+		}
+		if slices.ContainsFunc(forms, func(form string) bool { return strings.Contains(text, form) }) {
 			return true
 		}
 	}
@@ -80,20 +88,20 @@ func nothingInside(t *testing.T, s *play, box string) {
 func echoes(t *testing.T, s *play, box string) {
 	for _, path := range []string{"/echo", "/error"} {
 		for _, version := range []string{"--http1.1", "--http2"} {
-			out := s.Sh(box, `curl -sS -m 20 -i `+version+` -H "Authorization: Bearer $TOOL_KEY" https://`+api+path)
+			out := s.Sh(box, `curl -sS -m 60 -i `+version+` -H "Authorization: Bearer $TOOL_KEY" https://`+api+path)
 			if leaks(out) || !strings.Contains(out, "***") || s.api.Last(t).Header.Get("Authorization") != "Bearer "+canary(1) {
 				t.Errorf("%s %s tells %s", path, version, out)
 			}
 		}
 	}
 	// The twin: a host that no secret is bound to may echo what it likes.
-	if out := s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer `+canary(9)+`" https://`+other+`/echo`); !strings.Contains(out, canary(9)) {
+	if out := s.Sh(box, `curl -sS -m 60 -H "Authorization: Bearer `+canary(9)+`" https://`+other+`/echo`); !strings.Contains(out, canary(9)) {
 		t.Errorf("the other host's echo is %s", out)
 	}
 }
 
 func redirect(t *testing.T, s *play, box string) {
-	out := s.Sh(box, `curl -sS -m 20 -L --location-trusted -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/away`)
+	out := s.Sh(box, `curl -sS -m 60 -L --location-trusted -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/away`)
 	if r := s.other.Last(t); out != "ok" || r.Path != "/landed" || !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer csm-placeholder-") || leaks(r.Text()) {
 		t.Errorf("%s; the other host got %s", out, r.Text())
 	}
@@ -110,7 +118,7 @@ func anotherName(t *testing.T, s *play, box string) {
 		`--request-target https://` + other + `/ https://` + api + `/`,
 		`--connect-to ` + api + `:443:` + other + `:443 -k https://` + api + `/`,
 	} {
-		out := s.Sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $TOOL_KEY" `+attack)
+		out := s.Sh(box, `curl -sS -m 60 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $TOOL_KEY" `+attack)
 		if strings.HasPrefix(out, "200") {
 			t.Errorf("%s: %s", attack, out)
 		}
@@ -118,7 +126,7 @@ func anotherName(t *testing.T, s *play, box string) {
 	if after := len(s.other.All()) + len(s.api.All()); after != before {
 		t.Errorf("%d of the requests went out", after-before)
 	}
-	if out := s.Sh(box, `curl -sS -m 20 -H "Host: `+api+`:443" https://`+api+`/`); out != "ok" { // the twin
+	if out := s.Sh(box, `curl -sS -m 60 -H "Host: `+api+`:443" https://`+api+`/`); out != "ok" { // the twin
 		t.Errorf("the right name: %s", out)
 	}
 }
@@ -126,14 +134,14 @@ func anotherName(t *testing.T, s *play, box string) {
 // anotherAddress: the sandbox says itself where the name leads.
 func anotherAddress(t *testing.T, s *play, box string) {
 	before := len(s.other.All())
-	out := s.Sh(box, `curl -sS -m 20 -k --resolve `+api+`:443:93.184.215.99 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/`)
+	out := s.Sh(box, `curl -sS -m 60 -k --resolve `+api+`:443:93.184.215.99 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/`)
 	if out == "ok" || len(s.other.All()) != before {
 		t.Errorf("%s; the other host got %v", out, s.other.All()[before:])
 	}
 }
 
 func userinfo(t *testing.T, s *play, box string) {
-	out := s.Sh(box, `curl -sS -m 20 https://$TOOL_KEY:x@`+api+`/user; curl -sS -m 20 https://`+api+`@`+other+`/elsewhere`)
+	out := s.Sh(box, `curl -sS -m 60 https://$TOOL_KEY:x@`+api+`/user; curl -sS -m 60 https://`+api+`@`+other+`/elsewhere`)
 	for _, r := range append(s.api.All(), s.other.All()...) {
 		if strings.HasPrefix(r.Path, "/user") && leaks(r.Text()) || r.Path == "/elsewhere" && r.Host != other {
 			t.Errorf("%s; a host got %s", out, r.Text())
@@ -143,8 +151,8 @@ func userinfo(t *testing.T, s *play, box string) {
 
 // otherPlaces: the placeholder where its secret is not bound goes out as it is, and is recorded.
 func otherPlaces(t *testing.T, s *play, box string) {
-	out := s.Sh(box, `curl -sS -m 20 -H "X-Key: $TOOL_KEY" -H "Cookie: a=$TOOL_KEY" --data "$TOOL_KEY" "https://`+api+`/places?k=$TOOL_KEY"
-		curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" http://`+api+`/plain; curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+other+`/there`)
+	out := s.Sh(box, `curl -sS -m 60 -H "X-Key: $TOOL_KEY" -H "Cookie: a=$TOOL_KEY" --data "$TOOL_KEY" "https://`+api+`/places?k=$TOOL_KEY"
+		curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" http://`+api+`/plain; curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" https://`+other+`/there`)
 	if out != "okokok" {
 		t.Errorf("answers: %s", out)
 	}
@@ -181,7 +189,7 @@ func (s *play) recorded(box, kind, text string) bool {
 // clients: programs with trust stores of their own trust what they are shown, without being told.
 func clients(t *testing.T, s *play, box string) {
 	for name, script := range map[string]string{
-		"curl":   `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/`,
+		"curl":   `curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" https://` + api + `/`,
 		"python": `python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api + `/", headers={"Authorization": "Bearer " + os.environ["TOOL_KEY"]})).read().decode(), end="")'`,
 		"node":   `node -e 'fetch("https://` + api + `/", {headers: {Authorization: "Bearer " + process.env.TOOL_KEY}}).then(r => r.text()).then(t => process.stdout.write(t))'`,
 		"no variables": `env -i PATH=$PATH KEY=$TOOL_KEY python3 -c 'import urllib.request, os; print(urllib.request.urlopen(urllib.request.Request("https://` + api +
@@ -201,11 +209,11 @@ func otherSandboxes(t *testing.T, s *play, box string) {
 	if theirs := strings.TrimSpace(s.Sh(second, `echo $TOOL_KEY`)); theirs == own || !strings.HasPrefix(theirs, "csm-placeholder-") {
 		t.Errorf("placeholders %s and %s", own, theirs)
 	}
-	s.Sh(second, `curl -sS -m 20 -H "Authorization: Bearer `+own+`" https://`+api+`/stolen`)
+	s.Sh(second, `curl -sS -m 60 -H "Authorization: Bearer `+own+`" https://`+api+`/stolen`)
 	if r := s.api.Last(t); r.Path != "/stolen" || leaks(r.Text()) {
 		t.Errorf("with another's placeholder the host got %s", r.Text())
 	}
-	s.Sh(second, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/own`)
+	s.Sh(second, `curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/own`)
 	if r := s.api.Last(t); r.Path != "/own" || !leaks(r.Text()) { // the twin
 		t.Errorf("with its own the host got %s", r.Text())
 	}
@@ -213,7 +221,7 @@ func otherSandboxes(t *testing.T, s *play, box string) {
 		Hosts: []string{api}, Scheme: "header", Header: "X-Private", Env: "PRIVATE", Always: true,
 		For: &client.SandboxSelector{Sandboxes: []string{box}},
 	})
-	s.Sh(second, `curl -sS -m 20 https://`+api+`/second`)
+	s.Sh(second, `curl -sS -m 60 https://`+api+`/second`)
 	if r := s.api.Last(t); r.Path != "/second" || leaks(r.Text()) {
 		t.Errorf("another sandbox's secret: %s", r.Text())
 	}
@@ -233,7 +241,7 @@ func requestRules(t *testing.T, s *play, _ string) {
 		`--path-as-is https://` + other + `/open/../shut`:                      "403",
 		`https://` + other + `/open/a -o /dev/null https://` + other + `/shut`: "200403",
 	} {
-		if out := s.Sh(box, `curl -sS -m 20 -o /dev/null -w '%{http_code}' `+attack); out != want {
+		if out := s.Sh(box, `curl -sS -m 60 -o /dev/null -w '%{http_code}' `+attack); out != want {
 			t.Errorf("%s: %s, want %s", attack, out, want)
 		}
 	}
@@ -269,14 +277,14 @@ func rotation(t *testing.T, s *play, box string) {
 		}
 	}
 	testenv.Eventually(t, patience, "the new value is used", func() bool {
-		s.Sh(box, `curl -sS -m 20 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
+		s.Sh(box, `curl -sS -m 60 -H "Authorization: Bearer $TOOL_KEY" https://`+api+`/echo`)
 		return s.api.Last(t).Header.Get("Authorization") == "Bearer "+canary(3)
 	})
 	if _, err := s.Secrets.Delete(t.Context(), "private"); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, "the removed one is not", func() bool {
-		s.Sh(box, `curl -sS -m 20 https://`+api+`/removed`)
+		s.Sh(box, `curl -sS -m 60 https://`+api+`/removed`)
 		return s.api.Last(t).Header.Get("X-Private") == ""
 	})
 }
@@ -292,7 +300,7 @@ func modelRoute(t *testing.T, s *play, _ string) {
 		t.Fatal(err)
 	}
 	box, second := s.Box(), s.Box()
-	const ask = `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" -H 'anthropic-version: 2023-06-01' $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`
+	const ask = `curl -sS -m 60 -H "x-api-key: $ANTHROPIC_API_KEY" -H 'anthropic-version: 2023-06-01' $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`
 	if out := s.Sh(box, ask); !strings.Contains(out, `"text":"hi"`) || s.api.Last(t).Header.Get("X-Api-Key") != canary(2) || s.api.Last(t).Host != model {
 		t.Fatalf("%s; the provider got %s", out, s.api.Last(t).Text())
 	}
@@ -329,7 +337,7 @@ func killedGateway(t *testing.T, s *play, box string) {
 	if r := s.api.Last(t); r.Header.Get("Authorization") != "Bearer "+canary(3) || s.Gateway() == pid {
 		t.Errorf("the host got %s", r.Text())
 	}
-	out := s.Sh(s.spent, `curl -sS -m 20 -H "x-api-key: $ANTHROPIC_API_KEY" $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`)
+	out := s.Sh(s.spent, `curl -sS -m 60 -H "x-api-key: $ANTHROPIC_API_KEY" $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`)
 	if !strings.Contains(out, "permission_error") {
 		t.Errorf("a new gateway has a new budget: %s", out)
 	}

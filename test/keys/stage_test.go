@@ -1,10 +1,12 @@
 package keys
 
 import (
+	"crypto/rand"
 	"fmt"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"casemate.dev/internal/testenv/world"
@@ -44,8 +46,10 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// canary is a value that stands nowhere in the repository.
-func canary(n int) string { return fmt.Sprintf("canary%d-%s", n, strings.Repeat("wX7", 8)) }
+// canary is a value that stands nowhere else, not even in another run of this test on the same machine.
+func canary(n int) string { return fmt.Sprintf("canary%d-%s", n, once()) }
+
+var once = sync.OnceValue(rand.Text)
 
 func start(t *testing.T) *play {
 	s := &play{Stage: stage.Start(t), api: &stage.Site{Answer: answer}, other: &stage.Site{Answer: answer}}

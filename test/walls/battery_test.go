@@ -4,6 +4,7 @@ import (
 	"flag"
 	"strings"
 	"testing"
+	"time"
 
 	"casemate.dev/internal/selftest"
 	"casemate.dev/internal/testenv"
@@ -18,7 +19,10 @@ func TestBattery(t *testing.T) {
 	h := newHost(t)
 	for _, profile := range []string{"locked", "standard"} {
 		t.Run(profile, func(t *testing.T) {
-			report, err := selftest.Run(t.Context(), selftest.Options{Target: h, Profiles: []string{profile}, Only: strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })})
+			report, err := selftest.Run(t.Context(), selftest.Options{
+				Target: h, Profiles: []string{profile}, Patience: 30 * time.Second,
+				Only: strings.FieldsFunc(*only, func(r rune) bool { return r == ',' }),
+			})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -36,9 +37,9 @@ func TestPosture(t *testing.T) {
 			t.Run(string(p)+"-"+who, func(t *testing.T) {
 				b := h.start(t, p)
 				payload, guest := sleeper(t, b, who)
-				compare(t, string(p)+"-"+who, posture(t, b, payload))
+				compare(t, string(p)+"-"+who, b, payload)
 				if who == "user" {
-					compare(t, string(p)+"-guest", posture(t, b, guest))
+					compare(t, string(p)+"-guest", b, guest)
 				}
 			})
 		}
@@ -273,8 +274,11 @@ func read(pid int, name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-func compare(t *testing.T, name, got string) {
+// compare waits until a process is as its snapshot says: while it starts something, or somebody talks to it,
+// it has more open for a moment. What stays different is shown.
+func compare(t *testing.T, name string, b *box, pid int) {
 	t.Helper()
+	got := posture(t, b, pid)
 	path := filepath.Join("testdata", name+".posture")
 	if *update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
@@ -284,6 +288,9 @@ func compare(t *testing.T, name, got string) {
 	want, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for limit := time.Now().Add(10 * time.Second); got != string(want) && time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
+		got = posture(t, b, pid)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("the posture of %s changed (-snapshot +now); if that is meant, run this test with -update:\n%s", name, diff)

@@ -50,7 +50,7 @@ func testEnvironmentUserAndDirectory(t *testing.T, h *harness) {
 }
 
 func testTimeoutEndsTheProcess(t *testing.T, h *harness) {
-	o := h.run("sleep 60 & sleep 60", "Connect-Timeout-Ms", "100")
+	o := h.run("sleep 300 & sleep 300", "Connect-Timeout-Ms", "2000") // time enough to hear of its start
 	if o.code != "deadline_exceeded" || o.end != nil || o.pid == 0 {
 		t.Errorf("got %+v", o)
 	}
@@ -204,7 +204,14 @@ func testLateConnections(t *testing.T, h *harness) {
 }
 
 func testSignsOfLife(t *testing.T, h *harness) {
-	if o := h.run("sleep 0.3; echo done"); o.alive < 2 || !o.startedFirst || o.out != "done\n" {
+	msg := command("cat")
+	msg["stdin"] = true
+	s, o := h.begin(msg)
+	for o.alive < 2 && s.event(o) {
+	}
+	h.must(processInput, input(o.pid, "stdin", "done"))
+	h.must("/process.Process/CloseStdin", object{"process": selector(o.pid)})
+	if s.rest(o); o.alive < 2 || !o.startedFirst || o.out != "done" || o.end == nil {
 		t.Errorf("got %+v", o)
 	}
 }

@@ -21,6 +21,7 @@ func TestLeavesWhenAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	newBox(t, g, "one", egress.Policy{}) // before it looks for the first time whether anybody needs it
 	gone := make(chan error, 1)
 	const limit = 200 * time.Millisecond
 	go func() { gone <- g.serve(l, limit) }()
@@ -31,7 +32,7 @@ func TestLeavesWhenAlone(t *testing.T) {
 	ask := func(op control.Op) *control.Reply {
 		t.Helper()
 		var r control.Reply
-		if err := control.Write(c, control.Request{Op: op, Sandbox: "one"}, nil); err != nil {
+		if err := control.Write(c, control.Request{Op: op, Sandbox: "two"}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := control.Read(c, &r); err != nil {
@@ -45,7 +46,6 @@ func TestLeavesWhenAlone(t *testing.T) {
 	if r := ask(control.OpUsage); r.Err() == nil {
 		t.Error("a sandbox that is not there has usage")
 	}
-	newBox(t, g, "one", egress.Policy{})
 	_ = c.Close()
 	select {
 	case err := <-gone:

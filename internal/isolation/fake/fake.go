@@ -58,6 +58,8 @@ type Faults struct {
 	Debris bool
 	// StartDelay is how long Start takes.
 	StartDelay time.Duration
+	// StartHeld, where it is not nil, holds every Start until it is closed.
+	StartHeld <-chan struct{}
 	// FailDestroy makes Destroy return this and do nothing.
 	FailDestroy error
 }
@@ -133,6 +135,12 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 		case <-time.After(faults.StartDelay):
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		}
+	}
+	if faults.StartHeld != nil {
+		select {
+		case <-faults.StartHeld:
+		case <-ctx.Done():
 		}
 	}
 	if err := ctx.Err(); err != nil {

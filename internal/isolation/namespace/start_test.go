@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
@@ -109,7 +108,7 @@ func TestCanceledStart(t *testing.T) {
 	}
 }
 
-// Everything of a destroyed instance is gone, twice if asked twice, and soon.
+// Everything of a destroyed instance is gone, twice if asked twice. (How soon, bench measures.)
 func TestDestroyLeavesNothing(t *testing.T) {
 	testenv.NoLeaks(t)
 	h := newHost(t)
@@ -117,11 +116,7 @@ func TestDestroyLeavesNothing(t *testing.T) {
 	for _, p := range profiles() {
 		x := start(t, b, newSpec(t, p))
 		x.sh("setsid sleep 1000 & (sleep 1000 &) ; sleep 0.01; echo")
-		began := time.Now()
 		destroy(t, x.inst)
-		if d := time.Since(began); d > time.Second { // the budget of 50 ms is measured by bench
-			t.Errorf("%s: destroy took %v", p, d)
-		}
 		destroy(t, x.inst)
 		if left := h.leftovers(); len(left) > 0 {
 			t.Errorf("%s: left behind: %v", p, left)

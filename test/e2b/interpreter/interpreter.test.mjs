@@ -73,7 +73,7 @@ for i in range(0, len(b), 4093): os.write(1, b[i:i+4093])
     await box.runCode('kept = 1')
     await assert.rejects(box.runCode('while True: pass', { timeoutMs: 1000 }))
     await sleep(200)
-    assert.equal((await box.runCode('kept', { timeoutMs: 10_000 })).text, '1')
+    assert.equal((await box.runCode('kept', { timeoutMs: 120_000 })).text, '1')
   })
 
   test('an interpreter that dies takes nothing along', async () => {
@@ -92,8 +92,10 @@ for i in range(0, len(b), 4093): os.write(1, b[i:i+4093])
 
 test('a sandbox that is killed says so', async () => {
   const box = await Sandbox.create({ timeoutMs: 120_000 })
-  const run = assert.rejects(box.runCode('import time; time.sleep(300)'), /sandbox was killed/)
-  await sleep(1000)
+  let begun
+  const begins = new Promise((resolve) => (begun = resolve))
+  const run = assert.rejects(box.runCode('import time; print("begun", flush=True); time.sleep(300)', { onStdout: begun }), /sandbox was killed/)
+  await begins
   await box.kill()
   await run
 })

@@ -56,7 +56,7 @@ for i in range(0, len(b), 4093): os.write(1, b[i:i+4093])
         self.box.run_code("kept = 1")
         with self.assertRaises(TimeoutException):
             self.box.run_code("while True: pass", timeout=1)
-        self.assertEqual(self.box.run_code("kept", timeout=10).text, "1")
+        self.assertEqual(self.box.run_code("kept", timeout=120).text, "1")
 
 
 class Asynchronous(unittest.TestCase):

@@ -69,11 +69,10 @@ describe('files', () => {
 })
 
 describe('network', () => {
-  const reach = (box, to) => box.commands.run(`curl -sSk -o /dev/null --connect-timeout 3 https://${to}`)
+  const reach = (box, to) => box.commands.run(`curl -sSk -o /dev/null --connect-timeout 60 https://${to}`)
   const refused = async (box, to) => {
-    const began = Date.now()
+    // 7 is a refusal; whoever waited for a time limit would get 28 (curl(1)).
     await assert.rejects(reach(box, to), (e) => e instanceof CommandExitError && e.exitCode === 7)
-    assert.ok(Date.now() - began < 2_500, 'a refusal does not wait for a time limit')
   }
 
   test('closed, and what is named is let through', async () => {

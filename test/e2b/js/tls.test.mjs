@@ -76,7 +76,7 @@ describe('host names over TLS', () => {
     const cmd = await box.commands.run('python3 /tmp/app.py', { background: true, timeoutMs: 0 })
     cmd.wait().catch(() => {})
     url = `https://${box.getHost(8080)}`
-    for (let i = 0; i < 100; i++) {
+    for (let i = 0; i < 1000; i++) {
       if ((await fetch(url, { headers: secrets(box) })).status === 200) return
       await sleep(50)
     }

@@ -162,7 +162,7 @@ class Files(Case):
         watch = box.files.watch_dir(".")
         box.files.write("w1", "x")
         seen = []
-        for _ in range(50):
+        for _ in range(1000):
             seen += [e.name for e in watch.get_new_events()]
             if "w1" in seen:
                 break
@@ -187,7 +187,7 @@ class Ports(Case):
         box.files.write("/tmp/www/index.html", "from inside")
         box.commands.run("python3 -m http.server 8000 -d /tmp/www", background=True, timeout=0)
         request = urllib.request.Request(os.environ["E2B_SANDBOX_URL"], headers={"Host": box.get_host(8000)})
-        for _ in range(100):
+        for _ in range(1000):
             try:
                 with urllib.request.urlopen(request) as r:
                     self.assertEqual(r.read(), b"from inside")
@@ -212,7 +212,7 @@ class Names(Case):
         box = self.create()
         box.files.write("/tmp/www/index.html", "over TLS")
         box.commands.run("python3 -m http.server 8000 -d /tmp/www", background=True, timeout=0)
-        for _ in range(100):
+        for _ in range(1000):
             try:
                 with urllib.request.urlopen(f"https://{box.get_host(8000)}") as r:
                     self.assertEqual(r.read(), b"over TLS")
