@@ -108,23 +108,24 @@ func (i *Images) Import(ctx context.Context, r io.Reader, name string) (*Image, 
 	return got.GetImage(), got.GetWarnings(), nil
 }
 
-// Export returns a template or a commit as an archive, which the caller closes, and the image's digest. format is
-// oci, the default, or docker; name is what the image is called in the archive. An archive that breaks off gives
-// an error from Read, never an early end.
-func (i *Images) Export(ctx context.Context, source, format, name string) (archive io.ReadCloser, digest string, err error) {
+// Export returns a template or a commit as an archive, which the caller closes, and the digests of the image and of
+// its files; of img nothing else is set. format is oci, the default, or docker; name is what the image is called
+// in the archive. An archive that breaks off gives an error from Read, never an early end.
+func (i *Images) Export(ctx context.Context, source, format, name string) (archive io.ReadCloser, img *PushedImage, err error) {
 	req, err := i.request(ctx, http.MethodGet, url.Values{"source": {source}, "format": {format}, "name": {name}}, nil)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	resp, err := i.conn.http.Do(req)
 	if err != nil {
-		return nil, "", i.conn.wrap(err)
+		return nil, nil, i.conn.wrap(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer func() { _ = resp.Body.Close() }()
-		return nil, "", httpError(resp)
+		return nil, nil, httpError(resp)
 	}
-	return resp.Body, resp.Header.Get("Casemate-Image-Digest"), nil
+	h := resp.Header
+	return resp.Body, &PushedImage{Digest: h.Get("Casemate-Image-Digest"), TreeDigest: h.Get("Casemate-Tree-Digest")}, nil
 }
 
 // List shows the templates that were made of images.

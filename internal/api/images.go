@@ -233,7 +233,7 @@ func (h *images) DeleteImage(_ context.Context, req *v1.DeleteImageRequest) (*v1
 func imageMessage(t rootfs.Stored) *v1.Image {
 	s := t.Settings
 	return &v1.Image{
-		Name: t.Name, Source: t.Source, Digest: t.Digest, MadeAt: stamp(t.Made), SizeBytes: t.SizeBytes, Profiles: t.Profiles,
+		Name: t.Name, Source: t.Source, Digest: t.Digest, MadeAt: stamp(t.Made), SizeBytes: t.SizeBytes, Profiles: t.Profiles, TreeDigest: t.Tree,
 		Settings: &v1.ImageSettings{
 			Env: s.Env, User: s.User, WorkingDir: s.Dir, Entrypoint: s.Entrypoint, Cmd: s.Cmd, Labels: s.Labels,
 			ExposedPorts: s.Exposed, Volumes: s.Volumes, Shell: s.Shell, StopSignal: s.StopSignal,
@@ -242,7 +242,7 @@ func imageMessage(t rootfs.Stored) *v1.Image {
 }
 
 func pushedMessage(e oci.Exported) *v1.PushedImage {
-	return &v1.PushedImage{Digest: e.Digest, SizeBytes: e.Size, Layers: clamp32(e.Layers)}
+	return &v1.PushedImage{Digest: e.Digest, SizeBytes: e.Size, Layers: clamp32(e.Layers), TreeDigest: e.Tree}
 }
 
 // progressItem is one item of the feeds of pull and push.
@@ -320,6 +320,9 @@ func (a *API) serveArchive(w http.ResponseWriter, r *http.Request) error {
 		h.Set("Content-Type", "application/x-tar")
 		h.Set("Content-Disposition", disposition(url.PathEscape(req.GetSource())+".tar"))
 		h.Set("Casemate-Image-Digest", e.Digest)
+		if e.Tree != "" {
+			h.Set("Casemate-Tree-Digest", e.Tree)
+		}
 		w.WriteHeader(http.StatusOK)
 		return nil
 	})

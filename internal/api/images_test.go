@@ -44,7 +44,7 @@ func (fakeImages) Import(_ context.Context, r io.Reader, name string, _ func(oci
 
 // Export implements Images.
 func (fakeImages) Export(_ context.Context, src oci.Source, o oci.ExportOptions, w io.Writer, ready func(oci.Exported) error) (oci.Exported, error) {
-	e := oci.Exported{Digest: "sha256:00"}
+	e := oci.Exported{Digest: "sha256:00", Tree: "sha256:11"}
 	if err := ready(e); err != nil {
 		return e, err
 	}
@@ -101,9 +101,9 @@ func TestImages(t *testing.T) {
 	if img, _, err := c.Images.Import(t.Context(), strings.NewReader("archive"), "loaded"); err != nil || img.GetSizeBytes() != 7 {
 		t.Errorf("import: %v, %v", img, err)
 	}
-	r, digest, err := c.Images.Export(t.Context(), "host", "docker", "")
-	if err != nil || digest != "sha256:00" {
-		t.Fatalf("export: %s, %v", digest, err)
+	r, out, err := c.Images.Export(t.Context(), "host", "docker", "")
+	if err != nil || out.GetDigest() != "sha256:00" || out.GetTreeDigest() != "sha256:11" {
+		t.Fatalf("export: %v, %v", out, err)
 	}
 	if data, err := io.ReadAll(r); err != nil || string(data) != "host host true" {
 		t.Errorf("export: %q, %v", data, err)

@@ -118,7 +118,7 @@ Exit codes: 0, or 125 when it could not be written.`,
 			}
 			bar := a.newProgress()
 			bar.update("pack", -1, "")
-			in, digest, err := c.Images.Export(ctx, args[0], format, name)
+			in, img, err := c.Images.Export(ctx, args[0], format, name)
 			if err != nil {
 				bar.done()
 				return cannot(err, "export %s", args[0])
@@ -132,9 +132,9 @@ Exit codes: 0, or 125 when it could not be written.`,
 			switch {
 			case args[1] == "-":
 			case a.json:
-				return a.printJSON(map[string]any{"file": args[1], "digest": digest, "bytes": n})
+				return a.printJSON(map[string]any{"file": args[1], "digest": img.GetDigest(), "tree_digest": img.GetTreeDigest(), "bytes": n})
 			default:
-				fmt.Fprintf(a.stdout, "%s: %s, %s\n", args[1], clean(digest), formatSize(n))
+				fmt.Fprintf(a.stdout, "%s: %s, %s\n", args[1], clean(img.GetDigest()), formatSize(n))
 			}
 			return nil
 		}),

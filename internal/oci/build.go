@@ -42,6 +42,7 @@ type built struct {
 	manifest    *v1.Manifest
 	diffs       []v1.Hash
 	paths       map[v1.Hash]string
+	tree        string // the digest of the tree that the layers show, as the manifest has it; "": it has none
 }
 
 var _ partial.CompressedImageCore = (*built)(nil)
@@ -147,7 +148,7 @@ func (s *Service) asImported(stack rootfs.Stack, src Source, note *imageNote) *b
 	}
 	b := &built{
 		kind: note.Kind, rawManifest: note.Manifest, rawConfig: note.Config, manifest: c.manifest,
-		diffs: c.config.RootFS.DiffIDs, paths: map[v1.Hash]string{},
+		diffs: c.config.RootFS.DiffIDs, paths: map[v1.Hash]string{}, tree: c.tree(),
 	}
 	for _, d := range c.manifest.Layers {
 		if !s.hasBlob(d.Digest) {
@@ -169,26 +170,34 @@ type packedLayer struct {
 func (s *Service) packed(ctx context.Context, dir string, stack rootfs.Stack, src Source, note *imageNote, t *tracker) (*built, error) {
 	t.set(StepPack)
 	all := make([]packedLayer, len(stack.Layers))
+	dirs := make([]string, len(stack.Layers))
+	var tree rootfs.Digest
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.NumCPU())
 	for i, l := range stack.Layers {
+		dirs[i] = l.Dir
 		g.Go(func() (err error) {
 			all[i], err = s.outgoing(gctx, dir, i, l, t)
 			return err
 		})
 	}
+	g.Go(func() (err error) {
+		tree, err = s.cfg.Store.TreeDigest(gctx, dirs)
+		return err
+	})
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
 	cf := configFile(stack, src, note, all)
-	b := &built{kind: types.OCIManifestSchema1, paths: map[v1.Hash]string{}, diffs: cf.RootFS.DiffIDs}
+	b := &built{kind: types.OCIManifestSchema1, paths: map[v1.Hash]string{}, diffs: cf.RootFS.DiffIDs, tree: tree.Text}
 	var err error
 	if b.rawConfig, err = json.Marshal(cf); err != nil {
 		return nil, err
 	}
 	b.manifest = &v1.Manifest{
 		SchemaVersion: 2, MediaType: b.kind,
-		Config: v1.Descriptor{MediaType: types.OCIConfigJSON, Digest: digestOf(b.rawConfig), Size: int64(len(b.rawConfig))},
+		Config:      v1.Descriptor{MediaType: types.OCIConfigJSON, Digest: digestOf(b.rawConfig), Size: int64(len(b.rawConfig))},
+		Annotations: map[string]string{treeDigest: b.tree},
 	}
 	for _, l := range all {
 		b.manifest.Layers = append(b.manifest.Layers, l.desc)

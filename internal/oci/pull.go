@@ -193,6 +193,9 @@ func (s *Service) importImage(ctx context.Context, c *contents, fetch fetcher, t
 		}
 		warnings = append(warnings, warningsOf(a)...)
 	}
+	if err := s.checkTree(ctx, c, ids); err != nil {
+		return nil, err
+	}
 	return warnings, s.putImage(ctx, c, ids, &warnings)
 }
 
@@ -336,7 +339,7 @@ func (s *Service) workingDir(ctx context.Context, ids []string, dir string) (str
 func (s *Service) name(c *contents, name, source string, warnings []string) (Imported, error) {
 	t := rootfs.Stored{
 		Name: name, Image: c.digest.Hex, Settings: settingsOf(c.config.Config), Source: source, Digest: c.digest.String(),
-		Made: time.Now().UTC(),
+		Made: time.Now().UTC(), Tree: c.tree(),
 	}
 	for _, id := range chainIDs(c.config.RootFS.DiffIDs) {
 		n, _, err := s.cfg.Store.ImportedLayer(id)

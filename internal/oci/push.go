@@ -14,13 +14,16 @@ import (
 type Exported struct {
 	// Digest is the image's: its manifest's.
 	Digest string
+	// Tree is the digest of the files that it shows, as rootfs.Store's TreeDigest; "": what came in without one
+	// goes out without one.
+	Tree string
 	// Size is that of its layers' archives together, Layers how many they are.
 	Size   int64
 	Layers int
 }
 
 func (b *built) exported() Exported {
-	e := Exported{Digest: digestOf(b.rawManifest).String(), Layers: len(b.manifest.Layers)}
+	e := Exported{Digest: digestOf(b.rawManifest).String(), Tree: b.tree, Layers: len(b.manifest.Layers)}
 	for _, d := range b.manifest.Layers {
 		e.Size += d.Size
 	}

@@ -33,6 +33,7 @@ type Store interface {
 	DropTemplate(name string) error
 	HoldTemplates() (release func())
 	Stack(from rootfs.StackOf) (rootfs.Stack, func(), error)
+	TreeDigest(ctx context.Context, dirs []string) (rootfs.Digest, error)
 }
 
 // Config is what New needs.

@@ -2,7 +2,6 @@ package rootfs
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"casemate.dev/internal/linux/fd"
+	"casemate.dev/internal/testenv/scramble"
 )
 
 var mtime = regexp.MustCompile(` \d+\.\d{9}$`)
@@ -83,10 +83,7 @@ func TestCompareFindsWhatAScanFinds(t *testing.T) {
 			var points []point
 			g := start(t, s, "")
 			for n := range 6 {
-				p := program{rand.New(rand.NewPCG(seed, uint64(100+n))), g.root}
-				for range 40 {
-					p.do()
-				}
+				scramble.New(g.root, seed, uint64(100+n)).Do(40)
 				must(t, syscall.Unmount(g.root, 0))
 				g.root = overlay(t, g.plan)
 				tree := scanned(t, g.root)

@@ -34,46 +34,75 @@ func (s *Store) Digest(ctx context.Context, layer string) (Digest, error) {
 		return Digest{}, err
 	}
 	defer drop()
-	roots := map[string]*os.File{}
-	defer func() {
-		for _, f := range roots {
-			_ = f.Close()
-		}
-	}()
-	g := digester{ctx: ctx, sum: sha256.New()}
-	g.links = linkFinder{ctx: ctx, hold: func(string) error { return nil }}
-	fmt.Fprintf(g.sum, "casemate tree 1\n")
-	if err := g.part(roots, "/", d.root); err != nil {
+	g := newDigester(ctx)
+	defer g.close()
+	if err := g.part("/", d.root); err != nil {
 		return Digest{}, fmt.Errorf("digest layer %s: %w", layer, err)
 	}
 	for _, w := range d.spaces {
-		if err := g.part(roots, w.target, w.dirs[:len(w.dirs)-1]); err != nil {
+		if err := g.part(w.target, w.dirs[:len(w.dirs)-1]); err != nil {
 			return Digest{}, fmt.Errorf("digest workspace %s of layer %s: %w", w.target, layer, err)
 		}
 	}
-	g.out.Text = "sha256:" + hex.EncodeToString(g.sum.Sum(nil))
-	return g.out, nil
+	return g.digest(), nil
+}
+
+// TreeDigest is Digest of what directories show that lie on each other as layers, the lowest first, without sockets,
+// which no image can hold. Where a commit has neither those nor workspaces, both are the same.
+func (s *Store) TreeDigest(ctx context.Context, dirs []string) (Digest, error) {
+	dirs = slices.Clone(dirs)
+	slices.Reverse(dirs)
+	g := newDigester(ctx)
+	defer g.close()
+	g.noSockets = true
+	if err := g.part("/", dirs); err != nil {
+		return Digest{}, fmt.Errorf("digest a tree: %w", err)
+	}
+	return g.digest(), nil
 }
 
 // digester adds up files.
 type digester struct {
 	ctx   context.Context //nolint:containedctx // of the one run
 	sum   hash.Hash
+	roots map[string]*os.File // every layer's directory, opened once
 	links linkFinder
 	parts int
 	view  view
 	// marks says that removals count, since what they remove is not read.
 	marks bool
-	out   Digest
+	// noSockets leaves sockets out.
+	noSockets bool
+	out       Digest
 }
 
-// part adds what layers show together. Lengths stand before names, so that no name can pass for something else.
-func (g *digester) part(roots map[string]*os.File, target string, dirs []string) error {
+func newDigester(ctx context.Context) *digester {
+	g := &digester{ctx: ctx, sum: sha256.New(), roots: map[string]*os.File{}}
+	g.links = linkFinder{ctx: ctx, hold: func(string) error { return nil }}
+	fmt.Fprintf(g.sum, "casemate tree 1\n")
+	return g
+}
+
+func (g *digester) close() {
+	for _, f := range g.roots {
+		_ = f.Close()
+	}
+}
+
+// digest returns the digest of all that was added.
+func (g *digester) digest() Digest {
+	g.out.Text = "sha256:" + hex.EncodeToString(g.sum.Sum(nil))
+	return g.out
+}
+
+// part adds what layers show together, the topmost first. Lengths stand before names, so that no name can pass for
+// something else.
+func (g *digester) part(target string, dirs []string) error {
 	fmt.Fprintf(g.sum, "part %d:%s\n", len(target), target)
 	if len(dirs) == 0 {
 		return nil
 	}
-	v, err := openView(roots, dirs)
+	v, err := openView(g.roots, dirs)
 	if err != nil {
 		return err
 	}
@@ -116,6 +145,9 @@ func (g *digester) directory(path string) error {
 			if g.marks {
 				fmt.Fprintf(g.sum, "gone %d:%s\n", len(at), at)
 			}
+			continue
+		}
+		if g.noSockets && f.info.IsSocket() {
 			continue
 		}
 		if err := g.file(at, *f); err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/linux/fd"
 	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/scramble"
 )
 
 // still is for commits of layers to which nobody writes.
@@ -113,97 +113,6 @@ func sameTree(t testing.TB, what string, got, want []string) {
 	}
 }
 
-// program does random things to the files below root: everything that a program in a sandbox can do.
-type program struct {
-	*rand.Rand
-	root string
-}
-
-// names are few, so that operations meet; some are hostile.
-func (p program) name() string {
-	all := []string{"a", "b", "c", "d", "not\xff\xfeutf8", "new\nline", strings.Repeat("n", 255), ".wh.x", "e"}
-	return all[p.IntN(len(all))]
-}
-
-// path is one to three names below the root.
-func (p program) path() string {
-	path := p.root
-	for range 1 + p.IntN(3) {
-		path += "/" + p.name()
-	}
-	return path
-}
-
-// do does one thing; most fail, as in any program that knows nothing of the files.
-func (p program) do() {
-	a, b := p.path(), p.path()
-	switch p.IntN(22) {
-	case 0, 1, 2, 3:
-		p.write(a, os.O_CREATE|os.O_TRUNC, strings.Repeat(p.name(), p.IntN(2000)))
-	case 4, 5, 6:
-		_ = os.Mkdir(a, os.FileMode(0o700+p.IntN(0o100)))
-	case 7:
-		removeAll(a)
-	case 8:
-		_ = os.Remove(a)
-	case 9:
-		_ = os.Rename(a, b)
-	case 10:
-		_ = os.Link(a, b)
-	case 11:
-		_ = os.Symlink(p.name(), a)
-	case 12:
-		_ = syscall.Chmod(a, uint32(p.IntN(0o10000))) // setuid and sticky, too; follows links, all relative to here
-	case 13:
-		_ = os.Lchown(a, p.IntN(3000), p.IntN(3000))
-	case 14:
-		_ = syscall.Setxattr(a, "user.note", []byte(p.name()), 0)
-	case 15: // cap_net_raw+ep, as setcap writes it
-		_ = syscall.Setxattr(a, "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0)
-	case 16:
-		p.sparse(a)
-	case 17:
-		_ = syscall.Mkfifo(a, 0o644)
-	case 18:
-		p.write(a, os.O_APPEND, "more")
-	case 19:
-		_ = syscall.Truncate(a, int64(p.IntN(100)))
-	case 20: // a directory in the place of another
-		removeAll(a)
-		_ = os.Mkdir(a, 0o755)
-	case 21:
-		_ = syscall.Removexattr(a, "user.note")
-	}
-}
-
-// removeAll is os.RemoveAll, which waits where the directory above is a FIFO.
-func removeAll(path string) {
-	if st, err := os.Lstat(filepath.Dir(path)); err == nil && st.IsDir() {
-		_ = os.RemoveAll(path)
-	}
-}
-
-// write does not wait where the file is a FIFO.
-func (p program) write(path string, flags int, text string) {
-	f, err := os.OpenFile(path, os.O_WRONLY|flags|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, os.FileMode(0o600+p.IntN(0o100)))
-	if err != nil {
-		return
-	}
-	_, _ = f.WriteString(text)
-	_ = f.Close()
-}
-
-func (p program) sparse(path string) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o644)
-	if err != nil {
-		return
-	}
-	defer func() { _ = f.Close() }()
-	if _, err := f.WriteAt([]byte("end"), 1<<20); err == nil {
-		_, _ = f.WriteAt([]byte("begin"), 4096)
-	}
-}
-
 // generation is one sandbox in a line of forks.
 type generation struct {
 	id   string
@@ -217,10 +126,7 @@ func start(t *testing.T, s *Store, layer string) generation {
 	if layer == "" {
 		// A template in which the names mean something already.
 		p.Lowers = []string{t.TempDir()}
-		base := program{rand.New(rand.NewPCG(1, 1)), p.Lowers[0]}
-		for range 200 {
-			base.do()
-		}
+		scramble.New(p.Lowers[0], 1, 1).Do(200)
 	}
 	return generation{id: id, plan: p, root: overlay(t, p)}
 }
@@ -237,10 +143,7 @@ func TestCommitKeepsTheTree(t *testing.T) {
 		for seed := range uint64(3) {
 			g := start(t, s, "")
 			for n := range 3 * maxStack {
-				p := program{rand.New(rand.NewPCG(seed, uint64(n))), g.root}
-				for range 60 {
-					p.do()
-				}
+				scramble.New(g.root, seed, uint64(n)).Do(60)
 				l := commit(t, s, g.id, g.plan)
 				// Mounted anew, since overlayfs shows two names of a file that was copied up under its eyes as
 				// two files, though one lies in the layer.

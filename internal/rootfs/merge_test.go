@@ -2,7 +2,6 @@ package rootfs
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
@@ -11,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"casemate.dev/internal/testenv/scramble"
 )
 
 // grown starts a sandbox on a layer, lets change do something in it and commits that. It returns the layer and
@@ -59,12 +60,7 @@ func TestSoakRandomPrograms(t *testing.T) {
 func mergeProgram(t *testing.T, s *Store, seed uint64) {
 	t.Helper()
 	run := func(stream uint64, n int) func(string) {
-		return func(root string) {
-			p := program{rand.New(rand.NewPCG(seed, stream)), root}
-			for range n {
-				p.do()
-			}
-		}
+		return func(root string) { scramble.New(root, seed, stream).Do(n) }
 	}
 	where := fmt.Sprintf("seed %d", seed)
 	base, baseTree := grown(t, s, "", run(200, 60))

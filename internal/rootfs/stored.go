@@ -30,8 +30,10 @@ type Stored struct {
 	Image string `json:"image,omitempty"`
 	Layer string `json:"layer,omitempty"`
 	// Source is where it came from, as people write it, and Digest what identifies that: sha256:….
-	Source    string    `json:"source,omitempty"`
-	Digest    string    `json:"digest,omitempty"`
+	Source string `json:"source,omitempty"`
+	Digest string `json:"digest,omitempty"`
+	// Tree is the digest of its files (TreeDigest) where whoever exported the image said it, and it was checked.
+	Tree      string    `json:"tree,omitempty"`
 	Made      time.Time `json:"made"`
 	SizeBytes int64     `json:"size_bytes"`
 	// Extra is kept for whoever made it; nothing here reads it.

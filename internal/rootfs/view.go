@@ -92,6 +92,9 @@ func (v view) parts(path string) (n int, which []bool, err error) {
 		if opaque && path != "" || err != nil {
 			return n, which, err
 		}
+		if stop, err := covers(root, path); stop || err != nil { // by a directory above
+			return n, which, err
+		}
 	}
 	return n, which, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -227,6 +228,27 @@ func attributes(from *os.File, fromName string, i Info, dir *os.File, name strin
 	return SetModified(dir, name, i.Modified)
 }
 
+// The lists of access (acl(5)). What is made in a directory that has a default one gets both from it.
+const (
+	accessList  = "system.posix_acl_access"
+	defaultList = "system.posix_acl_default"
+)
+
+// dropInherited takes away the lists of access that name got from its directory and that its source, whose
+// attributes are names, does not have.
+func dropInherited(dir *os.File, name string, names []string) error {
+	for _, list := range []string{accessList, defaultList} {
+		if slices.Contains(names, list) {
+			continue
+		}
+		err := RemoveXattr(dir, name, list)
+		if err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return err
+		}
+	}
+	return nil
+}
+
 func setTime(at int, name string, t unix.Timespec) error {
 	return os.NewSyscallError("utimensat", unix.UtimesNanoAt(at, name, []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW))
 }
@@ -234,6 +256,9 @@ func setTime(at int, name string, t unix.Timespec) error {
 func copyXattrs(from *os.File, fromName string, dir *os.File, name string, skip func(string) bool) error {
 	names, err := Xattrs(from, fromName)
 	if err != nil {
+		return err
+	}
+	if err := dropInherited(dir, name, names); err != nil {
 		return err
 	}
 	for _, x := range names {

@@ -54,6 +54,12 @@ func (i Info) IsDevice() bool {
 	return t == unix.S_IFCHR || t == unix.S_IFBLK
 }
 
+// IsSocket reports whether it is a socket.
+func (i Info) IsSocket() bool { return i.Mode&unix.S_IFMT == unix.S_IFSOCK }
+
+// IsFifo reports whether it is a FIFO.
+func (i Info) IsFifo() bool { return i.Mode&unix.S_IFMT == unix.S_IFIFO }
+
 // Perm returns the permission bits, with setuid, setgid and sticky.
 func (i Info) Perm() uint32 { return i.Mode & 0o7777 }
 

@@ -55,6 +55,15 @@ func Chmod(dir *os.File, name string, perm uint32) error {
 	return made("fchmodat", name, unix.Fchmodat(int(dir.Fd()), name, perm, 0))
 }
 
+// OpenFifo opens a FIFO for its attributes, without waiting for anybody at its other end.
+func OpenFifo(dir *os.File, name string) (*os.File, error) {
+	at, err := unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, made("openat", name, err)
+	}
+	return os.NewFile(uintptr(at), name), nil
+}
+
 // SetModified sets the time of the last change of the contents, and of the last access.
 func SetModified(dir *os.File, name string, at unix.Timespec) error {
 	return setTime(int(dir.Fd()), name, at)

@@ -139,6 +139,14 @@ func (u *unpacker) attributes(h *tar.Header, dir *os.File, name string, f *os.Fi
 			return err
 		}
 	}
+	if h.Typeflag == tar.TypeFifo && h.PAXRecords[xattrPrefix+accessList] != "" {
+		fifo, err := fd.OpenFifo(dir, name)
+		if err != nil {
+			return err
+		}
+		defer fifo.Close()
+		f = fifo
+	}
 	if err := u.xattrs(h, f); err != nil {
 		return err
 	}
@@ -152,16 +160,26 @@ func (u *unpacker) attributes(h *tar.Header, dir *os.File, name string, f *os.Fi
 // xattrPrefix marks extended attributes among the records of an entry (star(1), and every container tool).
 const xattrPrefix = "SCHILY.xattr."
 
+// The lists of access of a file, and of a directory for what is made in it (acl(5)).
+const (
+	accessList  = "system.posix_acl_access"
+	defaultList = "system.posix_acl_default"
+)
+
 // keptXattr reports whether an attribute means something in a sandbox, and is harmless. What overlayfs keeps for
-// itself would show other files' contents, or hide some; trusted and security attributes are the host's.
+// itself would show other files' contents, or hide some; trusted and security attributes are the host's. Lists of
+// access hold ids, which are inside-ids where they lie.
 func keptXattr(name string) bool {
-	switch {
-	case strings.HasPrefix(name, "user.overlay."):
-		return false
-	case strings.HasPrefix(name, "user."), name == "security.capability":
+	switch name {
+	case "security.capability", accessList, defaultList:
 		return true
 	}
-	return false
+	if rest, ok := strings.CutPrefix(name, "user.overlay."); ok {
+		// What a program inside calls user.overlay.x lies as user.overlay.overlay.x, which overlayfs does not obey
+		// (Linux 6.7, Documentation/filesystems/overlayfs.rst, Nesting overlayfs mounts).
+		return strings.HasPrefix(rest, "overlay.")
+	}
+	return strings.HasPrefix(name, "user.")
 }
 
 func (u *unpacker) xattrs(h *tar.Header, f *os.File) error {
@@ -182,14 +200,24 @@ func (u *unpacker) xattrs(h *tar.Header, f *os.File) error {
 			u.result.Attributes++
 			continue
 		}
-		if err := fd.SetOpenXattr(f, attr, []byte(value)); err != nil {
-			if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.E2BIG) || errors.Is(err, syscall.ERANGE) {
-				return refuse("the layer holds an attribute %q that the kernel does not take", short(attr))
-			}
+		if attr == defaultList && h.Typeflag == tar.TypeDir { // at the end
+			continue
+		}
+		if err := setXattr(f, attr, []byte(value)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func setXattr(f *os.File, attr string, value []byte) error {
+	err := fd.SetOpenXattr(f, attr, value)
+	for _, e := range []error{syscall.EINVAL, syscall.E2BIG, syscall.ERANGE, syscall.EACCES} {
+		if errors.Is(err, e) {
+			return refuse("the layer holds an attribute %q that the kernel does not take", short(attr))
+		}
+	}
+	return err
 }
 
 func clearXattrs(f *os.File) error {

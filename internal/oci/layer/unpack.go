@@ -53,7 +53,10 @@ type unpacker struct {
 	described map[string]times
 	opaque    map[string]bool
 	whiteouts map[string]bool
-	buf       []byte
+	// defaults are the default lists of access of directories, which they get at the end: what is made in
+	// one that has it inherits it.
+	defaults map[string][]byte
+	buf      []byte
 }
 
 type times struct{ sec, nsec int64 }
@@ -79,7 +82,7 @@ func Unpack(ctx context.Context, r io.Reader, compressed int64, root *os.File, l
 	in := io.TeeReader(&bounded{plain, lim.archive(compressed), why}, sum)
 	u := &unpacker{
 		ctx: ctx, lim: lim, tree: newTree(root), described: map[string]times{}, opaque: map[string]bool{},
-		whiteouts: map[string]bool{}, buf: make([]byte, bufferSize/4),
+		whiteouts: map[string]bool{}, defaults: map[string][]byte{}, buf: make([]byte, bufferSize/4),
 	}
 	defer u.tree.close()
 	if err := u.all(tar.NewReader(in)); err != nil {
@@ -145,6 +148,18 @@ func (u *unpacker) finish() error {
 			if err := u.tree.markOpaque(path); err != nil {
 				return err
 			}
+		}
+	}
+	for path, list := range u.defaults {
+		if i, err := fd.Lstat(u.tree.root, path); err != nil || !i.IsDir() {
+			continue
+		}
+		dir, err := u.tree.open(path)
+		if err != nil {
+			return err
+		}
+		if err := setXattr(dir, defaultList, list); err != nil {
+			return err
 		}
 	}
 	for path, t := range u.described {
@@ -285,6 +300,7 @@ func (u *unpacker) clear(parent *os.File, path, name string) error {
 	}
 	if i.IsDir() {
 		delete(u.described, path)
+		delete(u.defaults, path)
 		delete(u.tree.made, path)
 	}
 	return fd.RemoveAll(parent, name)
@@ -322,6 +338,10 @@ func (u *unpacker) describe(path string, h *tar.Header) error {
 	dir, err := u.tree.open(path)
 	if err != nil {
 		return err
+	}
+	delete(u.defaults, path)
+	if list, ok := h.PAXRecords[xattrPrefix+defaultList]; ok {
+		u.defaults[path] = []byte(list)
 	}
 	return u.attributes(h, dir, ".", dir)
 }

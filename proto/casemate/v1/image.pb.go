@@ -36,8 +36,10 @@ type Image struct {
 	// Of its files.
 	SizeBytes int64 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	// Profiles that it allows, the default first.
-	Profiles      []string       `protobuf:"bytes,6,rep,name=profiles,proto3" json:"profiles,omitempty"`
-	Settings      *ImageSettings `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`
+	Profiles []string       `protobuf:"bytes,6,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	Settings *ImageSettings `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`
+	// The digest of its files that whoever exported it gave, and that was checked when it came in. Empty: it said none.
+	TreeDigest    string `protobuf:"bytes,8,opt,name=tree_digest,json=treeDigest,proto3" json:"tree_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -119,6 +121,13 @@ func (x *Image) GetSettings() *ImageSettings {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *Image) GetTreeDigest() string {
+	if x != nil {
+		return x.TreeDigest
+	}
+	return ""
 }
 
 // ImageSettings are what an image says of the processes in it. Environment, user and working directory hold in
@@ -541,10 +550,13 @@ func (x *ImageLayer) GetPresent() bool {
 
 // PushedImage is what was pushed or exported.
 type PushedImage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	SizeBytes     int64                  `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Layers        int32                  `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Digest    string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	SizeBytes int64                  `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Layers    int32                  `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	// That of the files which the layers show together, without sockets: "sha256:" and 64 hexadecimal digits. It
+	// goes along as the manifest's annotation dev.casemate.tree-digest, and is checked where the image comes in.
+	TreeDigest    string `protobuf:"bytes,4,opt,name=tree_digest,json=treeDigest,proto3" json:"tree_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -598,6 +610,13 @@ func (x *PushedImage) GetLayers() int32 {
 		return x.Layers
 	}
 	return 0
+}
+
+func (x *PushedImage) GetTreeDigest() string {
+	if x != nil {
+		return x.TreeDigest
+	}
+	return ""
 }
 
 type ImportImageRequest struct {
@@ -951,7 +970,7 @@ var File_casemate_v1_image_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_image_proto_rawDesc = "" +
 	"\n" +
-	"\x17casemate/v1/image.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x01\n" +
+	"\x17casemate/v1/image.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\x02\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x16\n" +
@@ -960,7 +979,9 @@ const file_casemate_v1_image_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\x12\x1a\n" +
 	"\bprofiles\x18\x06 \x03(\tR\bprofiles\x126\n" +
-	"\bsettings\x18\a \x01(\v2\x1a.casemate.v1.ImageSettingsR\bsettings\"\xf9\x02\n" +
+	"\bsettings\x18\a \x01(\v2\x1a.casemate.v1.ImageSettingsR\bsettings\x12\x1f\n" +
+	"\vtree_digest\x18\b \x01(\tR\n" +
+	"treeDigest\"\xf9\x02\n" +
 	"\rImageSettings\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1f\n" +
@@ -1005,12 +1026,14 @@ const file_casemate_v1_image_proto_rawDesc = "" +
 	"size_bytes\x18\x02 \x01(\x03R\tsizeBytes\x12#\n" +
 	"\rfetched_bytes\x18\x03 \x01(\x03R\ffetchedBytes\x12%\n" +
 	"\x0eunpacked_bytes\x18\x04 \x01(\x03R\runpackedBytes\x12\x18\n" +
-	"\apresent\x18\x05 \x01(\bR\apresent\"\\\n" +
+	"\apresent\x18\x05 \x01(\bR\apresent\"}\n" +
 	"\vPushedImage\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x02 \x01(\x03R\tsizeBytes\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\x05R\x06layers\"<\n" +
+	"\x06layers\x18\x03 \x01(\x05R\x06layers\x12\x1f\n" +
+	"\vtree_digest\x18\x04 \x01(\tR\n" +
+	"treeDigest\"<\n" +
 	"\x12ImportImageRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"[\n" +
