@@ -12,7 +12,7 @@ for t in "$tests"/*.test; do
 	package=$(<"${t%.test}.dir")
 	echo "=== $package"
 	# How much processor time a loop gets says nothing where the processor itself is emulated.
-	(cd "$package" && "$t" -test.timeout 10m -test.skip '^TestCPULimit$') || failed+=("$package")
+	(cd "$package" && "$t" -test.timeout 30m -test.skip '^TestCPULimit$') || failed+=("$package")
 done
 
 echo "=== the product"

@@ -51,7 +51,7 @@ initrd() { # DIR FILE: packs the initial file system in DIR, whose init the call
 boot() { # INITRD DISK APPEND QEMU-OPTION…: until the machine turns itself off; what a hang costs is bounded
 	local initrd=$1 disk=$2 append=$3
 	shift 3
-	timeout --foreground "${QEMU_TIMEOUT:-40m}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 5G \
+	timeout --foreground "${QEMU_TIMEOUT:-60m}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 5G \
 		-nographic -no-reboot -nodefaults -serial stdio \
 		-kernel "$cache/$release/boot/vmlinuz-$release" -initrd "$initrd" -append "console=ttyS0 quiet panic=-1 $append" \
 		-drive "file=$disk,if=virtio,format=raw,cache=unsafe" "$@" </dev/null

@@ -43,7 +43,7 @@ examples() {
 		name=$(basename "${file%.*}")
 		run=("$node")
 		[[ $file == *.ts ]] || run=(.cache/python/bin/python)
-		if diff "examples/$name.txt" <(timeout 120 "${run[@]}" "$file" 2>&1); then
+		if diff "examples/$name.txt" <(timeout 600 "${run[@]}" "$file" 2>&1); then
 			echo "ok $name"
 		else
 			echo "FAILED $name"
