@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds templates base and code-interpreter from scratch on a server of its own, and uses them: sudo, apt,
-# python, git; IPython, matplotlib, Node.js.
+# python, git; section F of the battery in profile standard; IPython, matplotlib, Node.js.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +26,7 @@ check root sudo whoami
 check 42 python3 -c 'print(6*7)'
 check ok sh -c 'git --version >/dev/null && curl --version >/dev/null && echo ok'
 check /home/user bash -l -c pwd
+bin/casemate selftest --only F --profile standard
 bin/casemate template build code-interpreter
 check() { # EXPECTED COMMAND…
 	local want=$1 got

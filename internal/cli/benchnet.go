@@ -16,7 +16,7 @@ const benchNetVerb = "bench-network"
 
 // benchHTTPS measures in a process of its own, with a server that is gone afterwards.
 func (a *app) benchHTTPS(ctx context.Context, o bench.Options) (row bench.Row, err error) {
-	err = a.inOwnNetwork(ctx, func(d *json.Decoder) error { return d.Decode(&row) },
+	err = a.inOwnNetwork(ctx, nil, func(d *json.Decoder) error { return d.Decode(&row) },
 		benchNetVerb, "--isolation="+o.Isolation, fmt.Sprintf("--quick=%t", o.Quick))
 	return row, err
 }

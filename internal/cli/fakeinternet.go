@@ -22,10 +22,11 @@ import (
 )
 
 // inOwnNetwork runs a hidden command of this program in a process whose network namespace is its own, so that of the
-// machine's network nothing is used. each is called for each JSON value that the command prints, to decode it.
-func (a *app) inOwnNetwork(ctx context.Context, each func(*json.Decoder) error, args ...string) error {
+// machine's network nothing is used. It reads in, which may be nil. each is called for each JSON value that the command
+// prints, to decode it.
+func (a *app) inOwnNetwork(ctx context.Context, in io.Reader, each func(*json.Decoder) error, args ...string) error {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
-	cmd.Stderr = a.stderr
+	cmd.Stdin, cmd.Stderr = in, a.stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its sandboxes first
 	cmd.WaitDelay = time.Minute
@@ -74,6 +75,9 @@ func (a *app) ownNetworkCmd(verb, short string, f func(ctx context.Context, p fa
 	}
 }
 
+// fakePlaceBytes is how much the store of such a server may hold: an image, unpacked. What is not written takes no room.
+const fakePlaceBytes = 4 << 30
+
 func (a *app) inFakeInternet(ctx context.Context, f func(ctx context.Context, p fakePlace) error) (err error) {
 	n, err := fakenet.Open()
 	if err != nil {
@@ -94,7 +98,7 @@ func (a *app) inFakeInternet(ctx context.Context, f func(ctx context.Context, p 
 	}
 	return a.withServer(ctx, server.Config{
 		Version: a.version, DataDir: dir + "/d", RunDir: dir + "/r", KeysDir: dir + "/k", NetworkSets: dir + "/n", Listen: []string{},
-		StoreBytes: 1 << 30, Nameservers: []string{fakenet.Resolver + ":53"}, ExtraCAs: []string{ca},
+		StoreBytes: fakePlaceBytes, Nameservers: []string{fakenet.Resolver + ":53"}, ExtraCAs: []string{ca},
 		Log: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}, func(c *client.Client) error { return f(ctx, fakePlace{n, dir, c}) })
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -26,12 +27,13 @@ for the profile. The cases are safe: a wall that does not hold is seen, not used
 template base, and is left out while that is not built.
 
 Section F, the network, is run in a fake internet, in network namespaces that are gone afterwards, against
-sandboxes of a server of its own: it needs root, and nothing of it reaches the machine's network.
+sandboxes of a server of its own: it needs root, and nothing of it reaches the machine's network. For profile
+standard that server gets a copy of template base.
 
 Exit codes: 0 when every case came out right, 1 when one did not, 125 when the battery could not be run.`,
 		Example: `  casemate selftest
   casemate selftest --profile locked --only C,D02
-  casemate selftest --only F`,
+  casemate selftest --only F --profile standard`,
 		Args: exactly(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd.Context())
@@ -60,26 +62,28 @@ func (a *app) selftest(ctx context.Context, o selftest.Options) error {
 	if here+network == 0 {
 		return errs.New(errs.InvalidArgument, "no case is called %s", strings.Join(o.Only, ", ")).WithHint("casemate selftest lists them")
 	}
-	if why := noFakeInternet(o.Profiles); network > 0 && why != "" {
+	for _, p := range o.Profiles {
+		if profileTemplates()[p] == "" {
+			return errs.New(errs.InvalidArgument, "there is no profile %q", p).WithHint("locked or standard")
+		}
+	}
+	if network > 0 && os.Geteuid() != 0 {
+		const why = "it starts a server of its own in a fake internet, which only root can"
 		if here == 0 {
 			return errs.New(errs.FailedPrecondition, "cannot run section F: %s", why)
 		}
 		a.note("section F, the network, is left out: %s", why)
 		network = 0
 	}
-	report := selftest.Report{Isolation: o.Isolation, Started: time.Now().UTC()}
-	total := network
-	if here > 0 {
-		c, err := a.connect()
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		if o.Profiles, err = a.selftestProfiles(ctx, c, o.Profiles); err != nil {
-			return err
-		}
-		o.Target, total = selftest.NewServer(c), total+here*len(o.Profiles)
+	c, err := a.selftestClient(ctx, &o, here == 0)
+	if err != nil {
+		return err
 	}
+	if c != nil {
+		defer c.Close()
+	}
+	report := selftest.Report{Isolation: o.Isolation, Started: time.Now().UTC()}
+	total := (here + network) * len(o.Profiles)
 	bar := a.newProgress()
 	o.Each = func(v selftest.Verdict) {
 		report.Verdicts = append(report.Verdicts, v)
@@ -87,12 +91,12 @@ func (a *app) selftest(ctx context.Context, o selftest.Options) error {
 			bar.update(fmt.Sprintf("%s %s %s", v.Profile, v.ID, v.Title), float64(len(report.Verdicts))/float64(total), "")
 		}
 	}
-	var err error
 	if here > 0 {
+		o.Target = selftest.NewServer(c)
 		_, err = selftest.Run(ctx, o)
 	}
 	if err == nil && network > 0 {
-		err = a.selftestNet(ctx, o)
+		err = a.selftestNet(ctx, c, o)
 	}
 	bar.done()
 	if err != nil {
@@ -102,15 +106,39 @@ func (a *app) selftest(ctx context.Context, o selftest.Options) error {
 	return a.showReport(report)
 }
 
-// noFakeInternet says why section F can't be run, "" where it can.
-func noFakeInternet(profiles []string) string {
-	switch {
-	case len(profiles) > 0 && !slices.Contains(profiles, "locked"):
-		return "it attacks sandboxes of profile locked"
-	case os.Geteuid() != 0:
-		return "it starts a server of its own in a fake internet, which only root can"
+// selftestClient connects to this machine's server, and sets the profiles to attack: those asked for, or those that a
+// template is there for. alone says that only section F is run, which in profile locked needs no server: then there
+// may be none, and the client is nil.
+func (a *app) selftestClient(ctx context.Context, o *selftest.Options, alone bool) (*client.Client, error) {
+	c, err := a.connect()
+	if err == nil {
+		var ready []string
+		if ready, err = a.readyProfiles(ctx, c); err == nil {
+			for _, p := range o.Profiles {
+				if alone && !slices.Contains(ready, p) { // elsewhere the create says so
+					return nil, errs.New(errs.FailedPrecondition, "cannot run section F in profile %s: no template for it is built", p).
+						WithHint("casemate template build %s", selftest.StandardTemplate)
+				}
+			}
+			if len(o.Profiles) == 0 {
+				a.noteMissing(ready)
+				o.Profiles = ready
+			}
+			return c, nil
+		}
+		c.Close()
 	}
-	return ""
+	switch {
+	case !alone:
+		return nil, cannot(err, "run the battery")
+	case slices.Contains(o.Profiles, "standard"):
+		return nil, errs.Wrap(err, errs.FailedPrecondition, "cannot run section F in profile standard: its template is the server's").
+			WithHint("start a server with casemate up, and build the template: casemate template build %s", selftest.StandardTemplate)
+	case len(o.Profiles) == 0:
+		a.note("profile standard is left out: its template is the server's, and none answers; casemate up")
+	}
+	o.Profiles = []string{"locked"}
+	return nil, nil
 }
 
 func (a *app) showReport(report selftest.Report) error {
@@ -127,33 +155,34 @@ func (a *app) showReport(report selftest.Report) error {
 	return nil
 }
 
-// selftestProfiles returns the profiles to attack: those asked for, or those that a template is there
-// for.
-func (a *app) selftestProfiles(ctx context.Context, c *client.Client, asked []string) ([]string, error) {
-	if len(asked) > 0 {
-		return asked, nil
-	}
+// profileTemplates are the built-in templates that the battery attacks sandboxes of, by profile.
+func profileTemplates() map[string]string {
+	return map[string]string{"locked": "host", "standard": selftest.StandardTemplate}
+}
+
+// readyProfiles returns the profiles that a template is there for.
+func (a *app) readyProfiles(ctx context.Context, c *client.Client) ([]string, error) {
 	list, err := c.System.Templates(ctx)
 	if err != nil {
-		return nil, cannot(err, "run the battery")
-	}
-	have := map[string]bool{}
-	for _, t := range list {
-		if t.GetReady() {
-			for _, p := range t.GetProfiles() {
-				have[p] = true
-			}
-		}
+		return nil, err
 	}
 	var out []string
-	for _, p := range []string{"locked", "standard"} {
-		if have[p] {
-			out = append(out, p)
-			continue
+	for profile, template := range profileTemplates() {
+		if slices.ContainsFunc(list, func(t *client.Template) bool { return t.GetName() == template && t.GetReady() }) {
+			out = append(out, profile)
 		}
-		a.note("profile %s is left out: no template for it is built; casemate template build base", p)
 	}
+	slices.Sort(out)
 	return out, nil
+}
+
+// noteMissing tells which profiles are not attacked.
+func (a *app) noteMissing(ready []string) {
+	for _, profile := range slices.Sorted(maps.Keys(profileTemplates())) {
+		if !slices.Contains(ready, profile) {
+			a.note("profile %s is left out: no template for it is built; casemate template build %s", profile, selftest.StandardTemplate)
+		}
+	}
 }
 
 func (a *app) printVerdicts(r selftest.Report) {

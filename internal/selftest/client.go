@@ -12,16 +12,24 @@ import (
 
 // Server is a Target that makes sandboxes through a server's API.
 type Server struct {
-	client *client.Client
-	local  bool
+	client    *client.Client
+	local     bool
+	templates map[string]string // by profile
 }
 
 var _ Target = (*Server)(nil)
 
-// NewServer returns a Target for the server that c talks to.
+// NewServer returns a Target for the server that c talks to. Its sandboxes are of the built-in templates that allow their
+// profile: the host's own programs are for locked only, since its setuid programs must not work inside.
 func NewServer(c *client.Client) *Server {
-	return &Server{client: c, local: strings.HasPrefix(c.URL(), "unix:")}
+	return &Server{client: c, local: strings.HasPrefix(c.URL(), "unix:"), templates: map[string]string{"locked": "host", "standard": StandardTemplate}}
 }
+
+// StandardTemplate is the built-in template of sandboxes of profile standard.
+const StandardTemplate = "base"
+
+// Use makes the sandboxes of a profile of another template.
+func (s *Server) Use(profile, template string) { s.templates[profile] = template }
 
 // Local implements Target: a server on a Unix socket is on this machine.
 func (s *Server) Local() bool { return s.local }
@@ -29,7 +37,7 @@ func (s *Server) Local() bool { return s.local }
 // Create implements Target. The sandbox ends by itself after an hour, should nobody delete it.
 func (s *Server) Create(ctx context.Context, spec Spec) (Sandbox, error) {
 	req := &client.CreateRequest{
-		Template: templateFor(spec.Profile), Isolation: spec.Isolation, Profile: spec.Profile, Env: spec.Env,
+		Template: s.templates[spec.Profile], Isolation: spec.Isolation, Profile: spec.Profile, Env: spec.Env,
 		Labels:   map[string]string{"casemate": "selftest"},
 		Lifetime: durationpb.New(time.Hour),
 		Limits: &client.Limits{
@@ -45,15 +53,6 @@ func (s *Server) Create(ctx context.Context, spec Spec) (Sandbox, error) {
 		return nil, err
 	}
 	return &serverSandbox{client: s.client, id: sb.GetId()}, nil
-}
-
-// templateFor returns the built-in template that allows a profile: the host's own programs are for
-// locked only, since its setuid programs must not work inside.
-func templateFor(profile string) string {
-	if profile == "standard" {
-		return "base"
-	}
-	return "host"
 }
 
 type serverSandbox struct {

@@ -18,12 +18,16 @@ import (
 	"casemate.dev/internal/testenv/world"
 )
 
-// TestMain is three programs: the gateway process, which the servers of the tests start; what makes the
-// network namespace; and the tests in it.
+// TestMain is four programs: the gateway process and the one that unpacks an image's layer, which the servers of the
+// tests start; what makes the network namespace; and the tests in it.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == server.GatewayVerb {
-		fmt.Fprintln(os.Stderr, server.RunGateway(os.Args[2:]))
-		os.Exit(1)
+	programs := map[string]func([]string) error{server.GatewayVerb: server.RunGateway, server.UnpackVerb: server.UnpackLayer}
+	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
+		if err := programs[os.Args[1]](os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	if os.Geteuid() == 0 {
 		if err := mount.EnterPrivate(); err != nil {
