@@ -284,7 +284,7 @@ func TestKeyStaysHome(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(l) }()
 	defer func() { _ = srv.Close() }()
 	u, err := New("unix://"+path, "csm_test")

@@ -31,7 +31,7 @@ fuzz() {
 part unit env RERUNS=0 test/gotest.sh ./... -count=1 -shuffle=on -timeout 30m
 part race make race RERUNS=0 TESTTIMEOUT=30m
 part fuzz fuzz
-part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 60m -run 'Soak|Stress' ./internal/... ./test/...
+part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 180m -run 'Soak|Stress' ./internal/... ./test/...
 part base test/base.sh
 part e2b test/e2b/run.sh
 part riders test/riders/run.sh

@@ -28,11 +28,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"casemate.dev/internal/linux/mount"
 	"casemate.dev/internal/oci/registry"
 	"casemate.dev/internal/oci/worker"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/mounts"
 )
 
 // TestMain is also the unpacking process, and moves into a mount namespace of its own, as a server does.
@@ -44,13 +44,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if os.Geteuid() == 0 {
-		if err := mount.EnterPrivate(); err != nil {
-			fmt.Fprintln(os.Stderr, "enter a private mount namespace:", err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
+	os.Exit(mounts.Main(m))
 }
 
 // limit bounds every wait.

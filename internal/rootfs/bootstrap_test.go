@@ -116,7 +116,7 @@ func TestBuildLeavesNothingWhenCanceled(t *testing.T) {
 			t.Errorf("left %s", e.Name())
 		}
 	}
-	if strings.Contains(mounts(t), s.templateDir()) {
+	if strings.Contains(mountInfo(t), s.templateDir()) {
 		t.Error("a mount is left")
 	}
 	if _, err := s.Build(t.Context(), "none", false, nil); !errs.Is(err, errs.NotFound) {

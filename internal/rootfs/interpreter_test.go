@@ -66,7 +66,7 @@ func TestBuilderIsConfined(t *testing.T) {
 	if _, err := b.run(t.Context(), false, []string{"/bin/sh", "-c", "exit 3"}, func(string) {}); err == nil || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("%v", err)
 	}
-	if m := mounts(t); strings.Contains(m, root+"/proc") || strings.Contains(m, root+"/dev") {
+	if m := mountInfo(t); strings.Contains(m, root+"/proc") || strings.Contains(m, root+"/dev") {
 		t.Error("a mount is left")
 	}
 }

@@ -294,12 +294,12 @@ func TestOpenCleansUpAfterAKilledServer(t *testing.T) {
 		left, err := os.ReadDir(again.area("trash"))
 		return err == nil && len(left) == 0
 	})
-	if n := strings.Count(mounts(t), dir); n != 1 {
+	if n := strings.Count(mountInfo(t), dir); n != 1 {
 		t.Errorf("mounted %d times", n)
 	}
 }
 
-func mounts(t *testing.T) string {
+func mountInfo(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

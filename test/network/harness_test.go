@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"casemate.dev/client"
-	"casemate.dev/internal/linux/mount"
 	"casemate.dev/internal/server"
+	"casemate.dev/internal/testenv/mounts"
 	"casemate.dev/internal/testenv/world"
 )
 
@@ -29,11 +29,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if os.Geteuid() == 0 {
-		if err := mount.EnterPrivate(); err != nil {
-			fmt.Fprintln(os.Stderr, "enter a private mount namespace:", err)
-			os.Exit(1)
-		}
+	if code := mounts.Enter(); code != 0 {
+		os.Exit(code)
 	}
 	os.Exit(world.Main(m))
 }
@@ -171,7 +168,7 @@ func (p *place) web(names ...string) *world.Log {
 		_, _ = fmt.Fprintf(out, "hello from %s", r.Host)
 	})
 	for _, port := range []string{"80", "443"} {
-		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+		srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 		l := p.w.Listen(world.Web + ":" + port)
 		if port == "443" {
 			srv.TLSConfig = p.w.TLS(names...)

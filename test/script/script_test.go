@@ -43,6 +43,7 @@ func run(t *testing.T, s *stage, dirs ...string) {
 				UpdateScripts:       *update,
 				RequireExplicitExec: true,
 				RequireUniqueNames:  true,
+				WorkdirRoot:         t.TempDir(), // else a directory stays behind where not all scripts are run
 				Setup:               s.setup,
 				Cmds:                commands(),
 				Condition: func(cond string) (bool, error) {

@@ -3,7 +3,6 @@ package walls
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -15,23 +14,15 @@ import (
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/namespace"
-	"casemate.dev/internal/linux/mount"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/selftest"
 	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/mounts"
 )
 
 // TestMain moves into a mount namespace of its own, as a server does: the store and the backend mount
 // there.
-func TestMain(m *testing.M) {
-	if os.Geteuid() == 0 {
-		if err := mount.EnterPrivate(); err != nil {
-			fmt.Fprintln(os.Stderr, "enter a private mount namespace:", err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(mounts.Main(m)) }
 
 // patience bounds every wait for something that must happen.
 const patience = 2 * time.Minute

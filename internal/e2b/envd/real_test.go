@@ -3,7 +3,6 @@ package envd_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,23 +10,15 @@ import (
 	"time"
 
 	"casemate.dev/internal/isolation/namespace"
-	"casemate.dev/internal/linux/mount"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/testenv"
+	"casemate.dev/internal/testenv/mounts"
 )
 
 // TestMain moves into a mount namespace of its own, as a server does: the store and the backend mount
 // there.
-func TestMain(m *testing.M) {
-	if os.Geteuid() == 0 {
-		if err := mount.EnterPrivate(); err != nil {
-			fmt.Fprintln(os.Stderr, "enter a private mount namespace:", err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(mounts.Main(m)) }
 
 // hostRoots gives template host for profile standard too: its files serve, but for sudo.
 type hostRoots struct{ *rootfs.Store }
