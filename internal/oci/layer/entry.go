@@ -139,7 +139,7 @@ func (u *unpacker) attributes(h *tar.Header, dir *os.File, name string, f *os.Fi
 			return err
 		}
 	}
-	if h.Typeflag == tar.TypeFifo && h.PAXRecords[xattrPrefix+accessList] != "" {
+	if h.Typeflag == tar.TypeFifo && hasXattrs(h) {
 		fifo, err := fd.OpenFifo(dir, name)
 		if err != nil {
 			return err
@@ -182,6 +182,16 @@ func keptXattr(name string) bool {
 	return strings.HasPrefix(name, "user.")
 }
 
+// hasXattrs reports whether an entry has attributes at all.
+func hasXattrs(h *tar.Header) bool {
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, xattrPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
 func (u *unpacker) xattrs(h *tar.Header, f *os.File) error {
 	if f == nil {
 		return nil
@@ -196,7 +206,7 @@ func (u *unpacker) xattrs(h *tar.Header, f *os.File) error {
 		if !ok {
 			continue
 		}
-		if !keptXattr(attr) {
+		if !keptXattr(attr) || h.Typeflag == tar.TypeFifo && strings.HasPrefix(attr, "user.") { // no pipe has these (xattr(7))
 			u.result.Attributes++
 			continue
 		}

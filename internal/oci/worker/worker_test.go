@@ -107,12 +107,15 @@ func TestUnpack(t *testing.T) {
 		add(t, w, tar.Header{Name: "d/.wh.gone", Typeflag: tar.TypeReg}, "")
 		add(t, w, tar.Header{Name: "d/.wh..wh..opq", Typeflag: tar.TypeReg}, "")
 		add(t, w, tar.Header{Name: "l", Typeflag: tar.TypeLink, Linkname: "d/f"}, "")
+		add(t, w, tar.Header{Name: "p", Typeflag: tar.TypeFifo, Mode: 0o640, PAXRecords: map[string]string{
+			"SCHILY.xattr.security.capability": capNetBind, "SCHILY.xattr.user.note": "no pipe can have it",
+		}}, "")
 	}))
 	r, err := Unpack(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Files != 5 || r.Bytes != 4 || !slices.Equal(r.Whiteouts, []string{"d/gone"}) || !strings.HasPrefix(r.DiffID, "sha256:") {
+	if r.Files != 6 || r.Attributes != 1 || r.Bytes != 4 || !slices.Equal(r.Whiteouts, []string{"d/gone"}) || !strings.HasPrefix(r.DiffID, "sha256:") {
 		t.Errorf("%+v", r)
 	}
 	var st syscall.Stat_t
@@ -125,8 +128,10 @@ func TestUnpack(t *testing.T) {
 		}
 	}
 	buf := make([]byte, 64)
-	if n, err := syscall.Getxattr(j.Root+"/l", "security.capability", buf); err != nil || string(buf[:n]) != capNetBind {
-		t.Errorf("capability %x, %v", buf[:max(0, n)], err)
+	for _, path := range []string{"l", "p"} {
+		if n, err := syscall.Getxattr(j.Root+"/"+path, "security.capability", buf); err != nil || string(buf[:n]) != capNetBind {
+			t.Errorf("%s: capability %x, %v", path, buf[:max(0, n)], err)
+		}
 	}
 	if n, err := syscall.Getxattr(j.Root+"/d", "user.overlay.opaque", buf); err != nil || string(buf[:n]) != "y" {
 		t.Errorf("opaque %q, %v", buf[:max(0, n)], err)
