@@ -75,7 +75,7 @@ func fileState(s *sandbox.FileState) *v1.FileState {
 // DiffStates implements HistoryServiceHandler.
 func (h *history) DiffStates(ctx context.Context, req *v1.DiffStatesRequest) (*v1.DiffStatesResponse, error) {
 	got, err := h.cfg.Manager.Diff(ctx, principalOf(ctx), req.GetFrom(), req.GetTo(),
-		sandbox.DiffOptions{Paths: req.GetPaths(), Patches: req.GetPatches()})
+		sandbox.DiffOptions{Paths: req.GetPaths(), Patches: req.GetPatches(), Part: req.GetPart()})
 	if err != nil {
 		return nil, err
 	}

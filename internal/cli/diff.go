@@ -19,71 +19,104 @@ import (
 const maxText = 1 << 20
 
 func (a *app) diffCmd() *cobra.Command {
-	var workspace, from string
 	var v diffView
-	var names, root bool
 	cmd := &cobra.Command{
-		Use:   "diff [flags] SANDBOX [PATH…]",
-		Short: "Show what a sandbox changed in its workspace",
-		Long: `Show what a sandbox changed in its workspace, compared with the host folder it came from, as a unified diff.
-A sandbox without a workspace, or --root, shows which files of its root file system differ from what it
-started from; with --from, what differs in them from a commit or another sandbox, and a commit may stand in
-its place: contents of text as unified diffs, modes, owners, attributes and targets. That is of the root
-file system alone, though commits, forks and merges hold the workspaces, too: a workspace is compared
-with its host folder, and for the one of a commit, with a sandbox started from it.
+		Use:   "diff [flags] SANDBOX|COMMIT [SANDBOX|COMMIT] [PATH…]",
+		Short: "Show what a sandbox changed, or what differs between two states",
+		Long: `Show what differs between two states, each of which is a commit or a sandbox as it is now: contents of text
+as unified diffs, modes, owners, attributes and targets, in the root file system and in workspaces. With
+one commit alone, show what it changed since its parent.
+
+With one sandbox alone, show what it changed in its workspace, compared with the host folder it came from,
+as a unified diff. A sandbox without a workspace, or --root, shows which files of its root file system
+differ from what it started from.
+
+The second name is a state where there is a sandbox or a commit of that name, and a path if not; what
+stands behind -- is a path in any case. Of two states, paths are absolute inside, and --workspace and --root
+leave one part of what differs.
 
 On a terminal, what a sandbox wrote shows without what could steer the terminal. Nothing is run and no link
 is followed out of the folder, whatever the sandbox wrote.
 
 Exit codes: 0 whether or not there are changes, 125 on failure.`,
 		Example: `  casemate diff fix
-  casemate diff fix --names
+  casemate diff fix --name-only
   casemate diff fix src > fix.patch
-  casemate diff --from web/ready web
-  casemate diff --from web/ready --stat web
-  casemate diff --from cmt_3f9a cmt_77b0`,
-		Args:              atLeast(1, "a sandbox"),
+  casemate diff web/ready web --stat
+  casemate diff cmt_3f9a cmt_77b0 -- /etc
+  casemate diff cmt_77b0`,
+		Args:              atLeast(1, "a sandbox or a commit"),
 		ValidArgsFunction: a.completeSandboxes,
-		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			if from != "" {
-				v.nameOnly = v.nameOnly || names
-				return a.diffStates(ctx, c, from, args[0], v, args[1:])
-			}
-			if v.stat {
-				return errs.New(errs.InvalidArgument, "--stat needs --from").WithHint("a workspace shows with --name-only, or as a diff")
-			}
-			names = names || v.nameOnly
-			if !root && workspace == "" {
-				sb, err := c.Sandboxes.Get(ctx, args[0])
-				if err != nil {
-					return cannot(err, "compare sandbox %s", args[0])
-				}
-				root = len(sb.GetWorkspaces()) == 0
-			}
-			if root {
-				return cannot(a.diffRoot(ctx, c, args[0], args[1:]), "compare sandbox %s", args[0])
-			}
-			r, err := a.openReview(ctx, c, args[0], workspace, args[1:])
-			if err != nil {
-				return cannot(err, "compare sandbox %s", args[0])
-			}
-			defer r.close()
-			switch {
-			case a.json:
-				return a.printJSON(map[string]any{"changes": r.forJSON()})
-			case names:
-				a.table(changeTable(r.changes))
-				return nil
-			}
-			return cannot(a.writeDiffs(ctx, r), "compare sandbox %s", args[0])
-		}),
 	}
-	cmd.Flags().StringVar(&workspace, "workspace", "", "which workspace, where there are several: its path inside")
-	cmd.Flags().BoolVar(&names, "names", false, "names only")
-	cmd.Flags().StringVar(&from, "from", "", "the root file system, compared with this commit or sandbox")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			return a.diff(ctx, c, args, cmd.ArgsLenAtDash(), v)
+		})(cmd, args)
+	}
 	v.flags(cmd)
-	cmd.Flags().BoolVar(&root, "root", false, "the root file system instead of a workspace")
 	return cmd
+}
+
+// diff shows what the arguments ask for; those from dash on are paths, if it is not negative.
+func (a *app) diff(ctx context.Context, c *client.Client, args []string, dash int, v diffView) error {
+	if len(args) > 1 && dash != 1 {
+		is, err := isState(ctx, c, args[1])
+		if err != nil {
+			return cannot(err, "compare with %s", args[1])
+		}
+		if is {
+			return a.diffStates(ctx, c, args[0], args[1], v, args[2:])
+		}
+	}
+	sb, err := c.Sandboxes.Get(ctx, args[0])
+	if unnamed(err) {
+		return a.diffStates(ctx, c, "", args[0], v, args[1:])
+	}
+	if err == nil {
+		err = a.diffSandbox(ctx, c, sb, v, args[1:])
+	}
+	return cannot(err, "compare sandbox %s", args[0])
+}
+
+// isState reports whether a name is that of a sandbox or a commit.
+func isState(ctx context.Context, c *client.Client, name string) (bool, error) {
+	_, err := c.Sandboxes.Get(ctx, name)
+	if unnamed(err) {
+		_, err = c.Commits.Get(ctx, name)
+	}
+	if unnamed(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// unnamed reports whether an error says that nothing has a name, or that nothing can have it.
+func unnamed(err error) bool {
+	return client.KindOf(err) == client.NotFound || client.KindOf(err) == client.InvalidArgument
+}
+
+// diffSandbox shows what a sandbox changed, in a workspace where it has one.
+func (a *app) diffSandbox(ctx context.Context, c *client.Client, sb *client.Sandbox, v diffView, paths []string) error {
+	if v.stat {
+		return errs.New(errs.InvalidArgument, "--stat needs two states").
+			WithHint("name a commit first: casemate log shows them; a sandbox alone shows with --name-only, or as a diff")
+	}
+	if v.root || v.workspace == "" && len(sb.GetWorkspaces()) == 0 {
+		return a.diffRoot(ctx, c, sb.GetId(), paths)
+	}
+	r, err := a.openReview(ctx, c, sb.GetId(), v.workspace, paths)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	switch {
+	case a.json:
+		return a.printJSON(map[string]any{"changes": r.forJSON()})
+	case v.nameOnly:
+		a.table(changeTable(r.changes))
+		return nil
+	}
+	return a.writeDiffs(ctx, r)
 }
 
 // diffRoot lists what differs from the template. Contents of the template are the server's, so that

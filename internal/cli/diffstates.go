@@ -15,13 +15,28 @@ import (
 	"casemate.dev/client"
 )
 
-// diffView says how differences between states are shown.
-type diffView struct{ stat, nameOnly bool }
+// diffView says what is compared and how differences are shown.
+type diffView struct {
+	stat, nameOnly, root bool
+	workspace            string
+}
 
 func (v *diffView) flags(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&v.stat, "stat", false, "how many lines changed in which file")
-	cmd.Flags().BoolVar(&v.nameOnly, "name-only", false, "the paths of what changed, and nothing else")
+	f := cmd.Flags()
+	f.BoolVar(&v.stat, "stat", false, "how many lines changed in which file")
+	f.BoolVar(&v.nameOnly, "name-only", false, "the paths of what changed, and nothing else")
+	f.StringVar(&v.workspace, "workspace", "", "only the workspace at this path inside")
+	f.BoolVar(&v.root, "root", false, "only the root file system")
 	cmd.MarkFlagsMutuallyExclusive("stat", "name-only")
+	cmd.MarkFlagsMutuallyExclusive("workspace", "root")
+}
+
+// part is the part of two states that is compared, as the API names it.
+func (v diffView) part() string {
+	if v.root {
+		return "/"
+	}
+	return v.workspace
 }
 
 // patches reports whether the view needs the lines.
@@ -38,7 +53,10 @@ func insidePaths(paths []string) []string {
 
 // diffStates shows what differs between two states.
 func (a *app) diffStates(ctx context.Context, c *client.Client, from, to string, v diffView, paths []string) error {
-	d, err := c.History.Diff(ctx, &client.DiffRequest{From: from, To: to, Paths: insidePaths(paths), Patches: v.patches()})
+	d, err := c.History.Diff(ctx, &client.DiffRequest{From: from, To: to, Paths: insidePaths(paths), Patches: v.patches(), Part: v.part()})
+	if err != nil && from == "" {
+		return cannot(err, "compare %s with what it comes from", to)
+	}
 	if err != nil {
 		return cannot(err, "compare %s with %s", to, from)
 	}

@@ -69,7 +69,7 @@ func (a *app) verifyCommit(ctx context.Context, c *client.Client, ref string) er
 }
 
 func (a *app) showCommit(ctx context.Context, c *client.Client, commit *client.Commit, v diffView, paths []string) error {
-	d, err := c.History.Diff(ctx, &client.DiffRequest{To: commit.GetId(), Paths: insidePaths(paths), Patches: v.patches()})
+	d, err := c.History.Diff(ctx, &client.DiffRequest{To: commit.GetId(), Paths: insidePaths(paths), Patches: v.patches(), Part: v.part()})
 	if err != nil && client.KindOf(err) != client.FailedPrecondition {
 		return cannot(err, "show commit %s", commit.GetId())
 	}

@@ -3,6 +3,7 @@ package rootfs
 import (
 	"cmp"
 	"context"
+	"os"
 	"slices"
 
 	"casemate.dev/internal/errs"
@@ -14,7 +15,9 @@ import (
 type comparison struct {
 	prefix   string // of the paths in the answer
 	anyOwner bool
-	mounts   map[string]bool // directories that were made only to mount something on
+	// source is a workspace's folder on the host, whose owners are the host's and can't be compared; nil: none.
+	source *os.File
+	mounts map[string]bool // directories that were made only to mount something on
 
 	ctx      context.Context //nolint:containedctx // of the one run
 	from, to view
@@ -22,7 +25,8 @@ type comparison struct {
 	// first says that nothing counts after the first change, but that nothing may be left out before it.
 	first   bool
 	changes []Change
-	paths   int // bytes of the paths in changes
+	listed  int // how many there are, also of earlier parts of one answer
+	paths   int // bytes of their paths
 }
 
 // run compares the layers in the directories from with those in to, the topmost first.
@@ -115,7 +119,7 @@ func (c *comparison) entry(path string) error {
 		// 10 KB of disk, took 2.3 GB of the server.
 		return nil
 	}
-	if len(c.changes) > maxChanges || c.paths > maxChangePaths {
+	if c.listed > maxChanges || c.paths > maxChangePaths {
 		return errs.New(errs.ResourceExhausted, "more files differ than can be listed (%d, with %d MiB of paths)",
 			maxChanges, maxChangePaths>>20).WithHint("look inside the sandbox, or copy the directories you need")
 	}
@@ -145,7 +149,8 @@ func (c *comparison) entry(path string) error {
 		return c.fresh(path, after.info)
 	}
 	if before.root != after.root && !c.shared(before, after) {
-		equal, err := same(*before, *after, path, c.anyOwner)
+		foreign := c.source != nil && (before.root == c.source || after.root == c.source)
+		equal, err := same(*before, *after, path, c.anyOwner || foreign)
 		if err != nil {
 			return err
 		}
@@ -198,6 +203,7 @@ func (c *comparison) fresh(path string, i fd.Info) error {
 
 func (c *comparison) add(op, path string, i fd.Info) {
 	change := Change{Op: op, Path: c.prefix + path, Type: typeName(i), Mode: i.Perm()}
+	c.listed++
 	c.paths += len(change.Path)
 	if i.IsRegular() || i.IsSymlink() {
 		change.Size = i.Size

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/diff"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/linux/fd"
 )
 
@@ -43,47 +45,75 @@ type DiffOptions struct {
 	Paths []string
 	// Patches tells which lines of text files differ.
 	Patches bool
+	// Part is "/" for the root file system alone, or a workspace's path for that one; "": all of them.
+	Part string
 }
 
-// Diff is Compare with what changed in each file.
-// Kinds: NotFound (no such layer), ResourceExhausted (too many changes to hold at once).
+// Diff is Compare with what changed in each file, also in workspaces. What a workspace shows of its host folder is
+// that folder's as it is now; owners in it can't be compared, and are told as the default user. A workspace that
+// only one side has is compared with its folder. Sorted by path, workspaces behind the root file system.
+// Kinds: NotFound (no such layer or workspace), ResourceExhausted (too many changes to hold at once).
 func (s *Store) Diff(ctx context.Context, from, to State, o DiffOptions) ([]FileDiff, error) {
 	defer s.hold(from, to)()
-	roots := map[string]*os.File{}
-	defer func() {
-		for _, f := range roots {
-			_ = f.Close()
-		}
-	}()
-	var sides [2]view
+	var sides [2]sideDirs
 	for i, state := range []State{from, to} {
-		dirs, drop, err := s.layersOf(state)
+		d, drop, err := s.dirsOf(state)
 		if err != nil {
 			return nil, err
 		}
 		defer drop()
-		if sides[i], err = openView(roots, dirs); err != nil {
+		sides[i] = d
+	}
+	d := differ{o: o, left: maxPatches, roots: map[string]*os.File{}}
+	defer d.close()
+	parts := diffParts(sides[0], sides[1])
+	if o.Part != "" {
+		parts = slices.DeleteFunc(parts, func(p diffPart) bool { return p.target != o.Part })
+		if len(parts) == 0 {
+			return nil, errs.New(errs.NotFound, "no workspace at %s", o.Part)
+		}
+	}
+	for _, p := range parts {
+		if err := d.part(ctx, p); err != nil {
 			return nil, err
 		}
 	}
-	d := differ{comparison: newPair(ctx, sides[0], sides[1]), o: o, left: maxPatches}
-	d.first, d.prefix, d.mounts = false, "/", mountPoints(Plan{})
-	changes, err := d.all()
-	if err != nil {
-		return nil, err
-	}
-	var out []FileDiff
-	for _, c := range changes {
-		if !o.holds(c.Path) {
-			continue
+	return d.out, ctx.Err()
+}
+
+// diffPart is a file system that two states have: the root, or a workspace.
+type diffPart struct {
+	target   string
+	from, to []string // its layers, the topmost first
+	source   string   // a workspace's folder on the host
+	mounts   map[string]bool
+}
+
+// diffParts returns the file systems of two states, the root first.
+func diffParts(from, to sideDirs) []diffPart {
+	root := diffPart{target: "/", from: from.root, to: to.root}
+	var spaces []Workspace
+	parts := []diffPart{root}
+	for _, side := range []sideDirs{to, from} {
+		for _, w := range side.spaces {
+			if slices.ContainsFunc(spaces, func(o Workspace) bool { return o.Target == w.target }) {
+				continue
+			}
+			spaces = append(spaces, Workspace{Target: w.target})
+			p := diffPart{target: w.target, source: w.dirs[len(w.dirs)-1]}
+			p.from, p.to = []string{p.source}, []string{p.source}
+			if f := from.space(w.target); f != nil {
+				p.from = f.dirs
+			}
+			if t := to.space(w.target); t != nil {
+				p.to = t.dirs
+			}
+			parts = append(parts, p)
 		}
-		f, err := d.file(c)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, f)
 	}
-	return out, ctx.Err()
+	parts[0].mounts = mountPoints(Plan{Workspaces: spaces})
+	slices.SortFunc(parts[1:], func(a, b diffPart) int { return strings.Compare(a.target, b.target) })
+	return parts
 }
 
 // openView opens layers, each once.
@@ -115,14 +145,63 @@ func (o DiffOptions) holds(path string) bool {
 // differ tells how files differ.
 type differ struct {
 	*comparison
-	o    DiffOptions
-	left int // bytes that patches may still have
+	o     DiffOptions
+	roots map[string]*os.File // every layer's directory, opened once
+	left  int                 // bytes that patches may still have
+	out   []FileDiff
+}
+
+func (d *differ) close() {
+	for _, f := range d.roots {
+		_ = f.Close()
+	}
+}
+
+// part adds what differs in one file system.
+func (d *differ) part(ctx context.Context, p diffPart) error {
+	var sides [2]view
+	for i, dirs := range [][]string{p.from, p.to} {
+		if last := len(dirs) - 1; p.source != "" && !isFolder(dirs[last]) { // the folder is gone: only what was committed is left
+			dirs = dirs[:last]
+		}
+		var err error
+		if sides[i], err = openView(d.roots, dirs); err != nil {
+			return err
+		}
+	}
+	earlier := d.comparison
+	d.comparison = newPair(ctx, sides[0], sides[1])
+	if earlier != nil { // the bounds hold for all of them together
+		d.listed, d.paths = earlier.listed, earlier.paths
+	}
+	d.first, d.prefix, d.mounts = false, strings.TrimSuffix(p.target, "/")+"/", p.mounts
+	d.source = d.roots[p.source]
+	changes, err := d.all()
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		if !d.o.holds(c.Path) {
+			continue
+		}
+		f, err := d.file(c)
+		if err != nil {
+			return err
+		}
+		d.out = append(d.out, f)
+	}
+	return nil
+}
+
+func isFolder(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
 }
 
 // file tells how one file differs.
 func (d *differ) file(c Change) (FileDiff, error) {
 	out := FileDiff{Change: c}
-	path := strings.TrimPrefix(c.Path, "/")
+	path := strings.TrimPrefix(c.Path, d.prefix)
 	var sides [2]*shownFile
 	for i, v := range []view{d.from, d.to} {
 		f, err := v.find(path)
@@ -132,7 +211,7 @@ func (d *differ) file(c Change) (FileDiff, error) {
 		sides[i] = f
 	}
 	before, after := sides[0], sides[1]
-	out.Before, out.After = stateAt(before), stateAt(after)
+	out.Before, out.After = d.stateAt(before), d.stateAt(after)
 	var err error
 	if out.TargetBefore, err = targetOf(before, path); err != nil {
 		return out, err
@@ -149,6 +228,15 @@ func (d *differ) file(c Change) (FileDiff, error) {
 		err = d.patch(&out, path, before, after)
 	}
 	return out, err
+}
+
+// stateAt is stateAt with the owner that the files of a host folder have inside.
+func (d *differ) stateAt(f *shownFile) *FileState {
+	s := stateAt(f)
+	if s != nil && d.source != nil && f.root == d.source {
+		s.UID, s.GID = defaultUID, defaultUID
+	}
+	return s
 }
 
 func targetOf(f *shownFile, path string) (string, error) {

@@ -2,9 +2,13 @@ package rootfs
 
 import (
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"casemate.dev/internal/errs"
 )
 
 func TestDiff(t *testing.T) {
@@ -56,6 +60,80 @@ func TestDiff(t *testing.T) {
 		diffs, err = s.Diff(t.Context(), State{Layer: to.ID}, State{Layer: to.ID}, DiffOptions{Patches: true})
 		if err != nil || len(diffs) != 0 {
 			t.Errorf("with itself: %+v, %v", diffs, err)
+		}
+	})
+}
+
+// TestDiffWorkspaces: commits of a sandbox with a workspace differ in it, too, beside what its folder on the host
+// has now.
+func TestDiffWorkspaces(t *testing.T) {
+	every(t, func(t *testing.T, s *Store) {
+		source := t.TempDir()
+		shell(t, source, `echo host >a; echo host >gone; echo host >left; mkdir d; echo host >d/x`)
+		request := Request{Workspaces: []WorkspaceRequest{{Source: source, Target: "/workspace"}}}
+		id, p := plan(t, s, request)
+		shell(t, p.Upper, `echo root >etc-file`)
+		shell(t, p.Workspaces[0].Upper, `printf 'host\none\n' >a; chown 1000:1000 a; echo new >new`)
+		first := commit(t, s, id, p)
+		shell(t, p.Workspaces[0].Upper, `printf 'host\ntwo\n' >a; rm new; mknod gone c 0 0`)
+		second := commit(t, s, id, p)
+		diff := func(from, to State, o DiffOptions) map[string]string {
+			t.Helper()
+			o.Patches = true
+			all, err := s.Diff(t.Context(), from, to, o)
+			must(t, err)
+			got := map[string]string{}
+			for _, d := range all {
+				got[d.Path] = d.Op
+				if d.Patch != "" {
+					_, got[d.Path], _ = strings.Cut(d.Patch, "\n")
+				}
+				for _, f := range []*FileState{d.Before, d.After} {
+					if f != nil && strings.HasPrefix(d.Path, "/workspace/a") && f.UID != defaultUID {
+						t.Errorf("%s belongs to %d", d.Path, f.UID)
+					}
+				}
+			}
+			return got
+		}
+		for what, tt := range map[string]struct {
+			from, to State
+			o        DiffOptions
+			want     map[string]string
+		}{
+			"between commits": {
+				State{Layer: first.ID}, State{Layer: second.ID}, DiffOptions{},
+				map[string]string{"/workspace/a": " host\n-one\n+two\n", "/workspace/new": "-new\n", "/workspace/gone": "-host\n"},
+			},
+			"back": {
+				State{Layer: second.ID}, State{Layer: first.ID}, DiffOptions{Paths: []string{"/workspace/gone", "/etc-file"}},
+				map[string]string{"/workspace/gone": "+host\n"},
+			},
+			"from what it started from": {
+				State{Layer: first.ID, Template: true}, State{Layer: first.ID}, DiffOptions{},
+				map[string]string{"/etc-file": "+root\n", "/workspace/a": " host\n+one\n", "/workspace/new": "+new\n"},
+			},
+			"the root alone": {
+				State{Layer: first.ID, Template: true}, State{Layer: first.ID}, DiffOptions{Part: "/"},
+				map[string]string{"/etc-file": "+root\n"},
+			},
+			"the workspace alone, to a sandbox": {
+				State{Layer: first.ID}, State{ID: id, Plan: p}, DiffOptions{Part: "/workspace", Paths: []string{"/workspace/a"}},
+				map[string]string{"/workspace/a": " host\n-one\n+two\n"},
+			},
+		} {
+			if d := cmp.Diff(tt.want, diff(tt.from, tt.to, tt.o)); d != "" {
+				t.Errorf("%s (-want +got):\n%s", what, d)
+			}
+		}
+		if _, err := s.Diff(t.Context(), State{Layer: first.ID}, State{Layer: second.ID}, DiffOptions{Part: "/none"}); !errs.Is(err, errs.NotFound) {
+			t.Errorf("a workspace that is none: %v", err)
+		}
+		// The folder is gone: what was committed is still there to be compared.
+		must(t, os.RemoveAll(source))
+		want := map[string]string{"/workspace/a": " host\n-one\n+two\n", "/workspace/new": "-new\n"}
+		if d := cmp.Diff(want, diff(State{Layer: first.ID}, State{Layer: second.ID}, DiffOptions{})); d != "" {
+			t.Errorf("without the folder (-want +got):\n%s", d)
 		}
 	})
 }

@@ -17,6 +17,8 @@ type DiffOptions struct {
 	Paths []string
 	// Patches tells which lines of text files differ.
 	Patches bool
+	// Part is "/" for the root file system alone, or a workspace's path for that one; "": all of them.
+	Part string
 }
 
 // Diffed is what Diff tells. From and To are the ids of what was compared; From is "" for a template.
@@ -25,9 +27,8 @@ type Diffed struct {
 	Files    []FileDiff
 }
 
-// Diff tells which files of the root file system differ between two states, as Compare does, and how. An
-// empty from is what to comes from: a commit's parent, or what a sandbox was last committed to. Paths and
-// targets are text as in Files.
+// Diff tells which files differ between two states, and how, in workspaces as well. An empty from is what to comes
+// from: a commit's parent, or what a sandbox was last committed to. Paths and targets are text as in Files.
 // Kinds: NotFound, FailedPrecondition (what to comes from was removed), ResourceExhausted.
 func (m *Manager) Diff(ctx context.Context, p Principal, from, to string, o DiffOptions) (Diffed, error) {
 	raw := make([]string, len(o.Paths))
@@ -51,7 +52,7 @@ func (m *Manager) Diff(ctx context.Context, p Principal, from, to string, o Diff
 		return Diffed{}, err
 	}
 	out.From = id
-	out.Files, err = m.cfg.Roots.Diff(ctx, before, after.state(), rootfs.DiffOptions{Paths: raw, Patches: o.Patches})
+	out.Files, err = m.cfg.Roots.Diff(ctx, before, after.state(), rootfs.DiffOptions{Paths: raw, Patches: o.Patches, Part: o.Part})
 	for i := range out.Files {
 		f := &out.Files[i]
 		f.Path = guestwire.Escape(f.Path)

@@ -544,7 +544,9 @@ type DiffStatesRequest struct {
 	// Only what lies at or below these paths. Empty: all.
 	Paths []string `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
 	// Tell which lines changed, as unified diffs.
-	Patches       bool `protobuf:"varint,4,opt,name=patches,proto3" json:"patches,omitempty"`
+	Patches bool `protobuf:"varint,4,opt,name=patches,proto3" json:"patches,omitempty"`
+	// "/" for the root file system alone, or a workspace's path for that one. Empty: all of them.
+	Part          string `protobuf:"bytes,5,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -605,6 +607,13 @@ func (x *DiffStatesRequest) GetPatches() bool {
 		return x.Patches
 	}
 	return false
+}
+
+func (x *DiffStatesRequest) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
 }
 
 type DiffStatesResponse struct {
@@ -1325,12 +1334,13 @@ const file_casemate_v1_history_proto_rawDesc = "" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
-	"\x04size\x18\x05 \x01(\x03R\x04size\"g\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\"{\n" +
 	"\x11DiffStatesRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +
 	"\x05paths\x18\x03 \x03(\tR\x05paths\x12\x18\n" +
-	"\apatches\x18\x04 \x01(\bR\apatches\"e\n" +
+	"\apatches\x18\x04 \x01(\bR\apatches\x12\x12\n" +
+	"\x04part\x18\x05 \x01(\tR\x04part\"e\n" +
 	"\x12DiffStatesResponse\x12+\n" +
 	"\x05files\x18\x01 \x03(\v2\x15.casemate.v1.FileDiffR\x05files\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +

@@ -55,7 +55,8 @@ type HistoryServiceClient interface {
 	// MergeStates takes what one state changed since a common ancestor into another one. Where both changed
 	// something in ways that exclude each other, it tells the conflicts and changes nothing.
 	MergeStates(context.Context, *v1.MergeStatesRequest) (*v1.MergeStatesResponse, error)
-	// DiffStates tells which files differ between two states, and how.
+	// DiffStates tells which files differ between two states, and how, in their workspaces as well. A workspace's
+	// folder on the host is taken as it is now.
 	DiffStates(context.Context, *v1.DiffStatesRequest) (*v1.DiffStatesResponse, error)
 	// GetLineage tells what a commit comes from, and which commits and living sandboxes come from it.
 	GetLineage(context.Context, *v1.GetLineageRequest) (*v1.Lineage, error)
@@ -170,7 +171,8 @@ type HistoryServiceHandler interface {
 	// MergeStates takes what one state changed since a common ancestor into another one. Where both changed
 	// something in ways that exclude each other, it tells the conflicts and changes nothing.
 	MergeStates(context.Context, *v1.MergeStatesRequest) (*v1.MergeStatesResponse, error)
-	// DiffStates tells which files differ between two states, and how.
+	// DiffStates tells which files differ between two states, and how, in their workspaces as well. A workspace's
+	// folder on the host is taken as it is now.
 	DiffStates(context.Context, *v1.DiffStatesRequest) (*v1.DiffStatesResponse, error)
 	// GetLineage tells what a commit comes from, and which commits and living sandboxes come from it.
 	GetLineage(context.Context, *v1.GetLineageRequest) (*v1.Lineage, error)
