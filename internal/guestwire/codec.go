@@ -13,10 +13,18 @@ import (
 // maxDepth bounds how deep a message may nest; ours nest four levels.
 const maxDepth = 16
 
+// quickSize is what most of the messages take that are encoded by hand.
+const quickSize = 320
+
 // Marshal encodes a message.
 func Marshal(v any) ([]byte, error) {
-	if v == nil {
+	switch v := v.(type) {
+	case nil:
 		return nil, nil
+	case RunProcess:
+		return appendRun(make([]byte, 0, quickSize), &v), nil
+	case ProcessInfo:
+		return appendInfo(make([]byte, 0, quickSize), &v), nil
 	}
 	return json.Marshal(v)
 }
@@ -24,6 +32,16 @@ func Marshal(v any) ([]byte, error) {
 // Unmarshal decodes one message and nothing else: valid UTF-8, bounded nesting, no second value.
 // Unknown fields are ignored, as the version rule says.
 func Unmarshal(b []byte, v any) error {
+	switch v := v.(type) {
+	case *RunProcess:
+		if parseRun(b, v) {
+			return nil
+		}
+	case *ProcessInfo:
+		if parseInfo(b, v) {
+			return nil
+		}
+	}
 	if !utf8.Valid(b) {
 		return broken("message is not UTF-8")
 	}
