@@ -1,0 +1,190 @@
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"casemate.dev/internal/errs"
+)
+
+// run flushes and publishes what is appended.
+func (t *Tree) run() {
+	publish := time.NewTimer(t.cfg.PublishEvery)
+	defer publish.Stop()
+	waits := true // the timer runs
+	for {
+		if !waits && t.behind() {
+			publish.Reset(t.cfg.PublishEvery)
+			waits = true
+		}
+		select {
+		case <-t.kick:
+			if !t.pause(t.cfg.SyncEvery) {
+				return
+			}
+			if err := t.sync(); err != nil {
+				t.cfg.Log.Error("cannot flush the journal's log", "error", err)
+			}
+		case <-publish.C:
+			waits = false
+			if err := t.publish(); err != nil {
+				t.cfg.Log.Error("cannot publish the journal's checkpoint", "error", err)
+			}
+		case <-t.stopped:
+			return
+		}
+	}
+}
+
+// pause waits; false when the tree is closed meanwhile.
+func (t *Tree) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-t.stopped:
+		return false
+	}
+}
+
+// behind reports whether there are leaves that are not published.
+func (t *Tree) behind() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.size > t.done.size && t.err == nil
+}
+
+// sync flushes the leaves to disk.
+func (t *Tree) sync() error {
+	t.mu.Lock()
+	err := t.writeLocked()
+	upTo := t.written
+	clean := t.synced == upTo
+	t.mu.Unlock()
+	if err != nil || clean {
+		return err
+	}
+	if err := syscall.Fdatasync(int(t.leaves.Fd())); err != nil {
+		// The kernel may have dropped the pages and would call the next flush a success (fsync(2)).
+		err = errs.Wrap(os.NewSyscallError("fdatasync", err), errs.Unavailable, "cannot write the journal's log: the server's disk fails")
+		t.mu.Lock()
+		t.err = err
+		t.mu.Unlock()
+		return err
+	}
+	t.mu.Lock()
+	t.synced = max(t.synced, upTo)
+	t.mu.Unlock()
+	return nil
+}
+
+// Sync returns once every leaf appended before is on disk.
+func (t *Tree) Sync() error { return t.sync() }
+
+// publish puts tiles and the checkpoint into files, in that order: a checkpoint there has its tiles.
+func (t *Tree) publish() error {
+	t.publishing.Lock()
+	defer t.publishing.Unlock()
+	t.mu.Lock()
+	if t.size == t.done.size {
+		t.mu.Unlock()
+		return nil
+	}
+	text, head, err := t.checkpointLocked()
+	before := t.done
+	tiles := append([]tile(nil), t.full...)
+	for level, e := range t.edges {
+		if len(e.hashes) > 0 {
+			tiles = append(tiles, tile{level: level, n: e.n, hashes: append([]byte(nil), e.hashes...)})
+		}
+	}
+	full := len(t.full)
+	t.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := t.sync(); err != nil { // never a checkpoint on disk that is ahead of its leaves
+		return err
+	}
+	for _, one := range tiles {
+		if err := t.saveTile(one); err != nil {
+			return err
+		}
+	}
+	if err := replace(filepath.Join(t.cfg.Dir, checkpointName), text); err != nil {
+		return fmt.Errorf("write checkpoint: %w", err)
+	}
+	t.mu.Lock()
+	t.full = append([]tile(nil), t.full[full:]...)
+	t.done = head
+	t.mu.Unlock()
+	t.dropPartial(before.size, head.size)
+	if t.cfg.Published != nil {
+		t.cfg.Published(text)
+	}
+	return nil
+}
+
+// saveTile writes one tile, unless it lies there.
+func (t *Tree) saveTile(one tile) error {
+	path := t.tilePath(one.level, one.n, len(one.hashes)/tlog.HashSize)
+	if info, err := os.Stat(path); err == nil && info.Size() == int64(len(one.hashes)) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("make tile directory: %w", err)
+	}
+	if err := replace(path, one.hashes); err != nil {
+		return fmt.Errorf("write tile: %w", err)
+	}
+	return nil
+}
+
+// dropPartial removes the partial tiles of an older size, which newer ones have replaced.
+func (t *Tree) dropPartial(old, now int64) {
+	for level := range levels {
+		was, is := old>>(level*tileHeight), now>>(level*tileHeight)
+		if width := int(was % tileWidth); width > 0 && was != is {
+			path := t.tilePath(level, was/tileWidth, width)
+			_ = os.Remove(path) // one that stays costs a little space
+			if was/tileWidth != is/tileWidth {
+				_ = os.RemoveAll(filepath.Dir(path)) // with what a killed server left
+			}
+		}
+	}
+}
+
+// replace writes a file whole or not at all, also against a power loss.
+func replace(path string, data []byte) error {
+	tmp := path + ".new"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("flush directory: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
