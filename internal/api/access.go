@@ -101,14 +101,16 @@ func (g *gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		procedure := req.Spec().Procedure
 		m, err := g.admit(ctx, procedure)
 		m.begin()
-		var resp connect.AnyResponse
-		if err == nil {
-			resp, err = next(ctx, req)
-		}
-		m.end(err)
 		if err != nil {
+			m.end(err)
 			return nil, g.api.rpcError(ctx, procedure, err)
 		}
+		resp, err := next(ctx, req)
+		m.end(err)
+		if err != nil {
+			return nil, g.api.proveError(g.api.rpcError(ctx, procedure, err))
+		}
+		g.api.prove(resp.Header())
 		return resp, nil
 	}
 }
@@ -119,16 +121,18 @@ func (g *gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		procedure := conn.Spec().Procedure
 		m, err := g.admit(ctx, procedure)
 		m.begin()
-		if err == nil {
-			var stop func()
-			ctx, stop = g.api.whileServing(ctx)
-			defer stop()
-			err = next(ctx, conn)
-		}
-		m.end(err)
 		if err != nil {
+			m.end(err)
 			return g.api.rpcError(ctx, procedure, err)
 		}
+		ctx, stop := g.api.whileServing(ctx)
+		defer stop()
+		err = next(ctx, conn)
+		m.end(err)
+		if err != nil {
+			return g.api.proveError(g.api.rpcError(ctx, procedure, err))
+		}
+		g.api.prove(conn.ResponseTrailer())
 		return nil
 	}
 }
@@ -164,7 +168,10 @@ func (g *gate) twin(procedure string, h plainHandler) http.HandlerFunc {
 			ctx, stop := g.api.whileServing(r.Context())
 			defer stop()
 			r = r.WithContext(ctx)
+			proving := &provingWriter{ResponseWriter: w, api: g.api}
+			w = proving
 			err = g.api.guarded(h, w, r)
+			proving.end()
 		}
 		m.end(err)
 		if err != nil {

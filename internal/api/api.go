@@ -41,6 +41,8 @@ type Config struct {
 	Gateway bool
 	// State holds agents' documents.
 	State *state.Documents
+	// Checkpoint returns the journal's newest signed checkpoint, which goes with every answer; nil: none does.
+	Checkpoint func() ([]byte, error)
 	// Log takes the causes of internal errors; nil: nowhere.
 	Log *slog.Logger
 	// Version, ServerID and Kernel are what GetVersion and GetHost tell.

@@ -38,6 +38,7 @@ var layers = [...][]string{
 	{"internal/egress/"},
 	{"internal/secret/"},
 	{"internal/journal/"},
+	{"internal/journal/tree/"},
 	{"internal/store/"},
 	{"internal/testenv/"},
 	{"internal/fakenet/"},
@@ -99,7 +100,7 @@ var laws = [...]law{
 	},
 	{
 		from:  []string{"internal/journal/"},
-		allow: []string{"internal/store/", "internal/errs/", "internal/clock/", "internal/id/", "internal/cleanup/"},
+		allow: []string{"internal/journal/", "internal/store/", "internal/errs/", "internal/clock/", "internal/id/", "internal/cleanup/"},
 		why:   "the record knows neither the domain nor a backend",
 	},
 	{

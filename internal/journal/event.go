@@ -86,6 +86,7 @@ const (
 	NetworkRequest Type = "network.request" // an inspected request was answered
 	Conflict       Type = "conflict"        // the guest's word and the kernel's differ
 	Gap            Type = "gap"             // something was not recorded; facts say what and why
+	JournalBegun   Type = "journal.begun"   // the log that proves events was begun
 )
 
 // ServerStream is where events are kept that belong to no sandbox. It can be no sandbox's id or name.
@@ -102,6 +103,8 @@ type Event struct {
 	Process string    `json:"process,omitempty"` // id of the process it is about
 	// Facts holds one JSON object per observer.
 	Facts map[Observer]json.RawMessage `json:"facts,omitempty"`
+	// Bodies are what the event speaks of and does not hold; see WithBody.
+	Bodies []Body `json:"-"`
 }
 
 // With returns a copy of e to which v, marshalled as a JSON object, is added as o's facts.

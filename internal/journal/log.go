@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"casemate.dev/internal/clock"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/journal/tree"
 	"casemate.dev/internal/store"
 )
 
@@ -29,28 +32,46 @@ type Options struct {
 	Strict bool
 	// Clock defaults to the system's.
 	Clock clock.Clock
+	// Log hears about faults that no caller can be told; nil: nobody.
+	Log *slog.Logger
 }
 
 // Log is the Recorder on package store.
 //
 // Counters are dense: an event whose writes fail leaves a Gap event in its place that says what is
 // missing and why. Where not even that can be written, it waits and goes in front of the next event.
+//
+// Where it has a tree (OpenSigned), each event becomes a leaf of it as soon as it survives the death of
+// this process, those of a sandbox in the order of their counters.
 type Log struct {
 	db     *store.DB
 	strict bool
 	clock  clock.Clock
+	log    *slog.Logger
+	tree   *tree.Tree // nil: events are kept without proofs
+	active *active    // nil as well
 
 	// mu guards the fields below. It is held while an event is queued, so that counters and the order
 	// of the queue agree.
 	mu      sync.Mutex
 	heads   map[string]*head
-	backlog []Event // gaps and posted events that the disk refused, by age
-	dropped int     // posted events that the backlog had no room for
+	backlog []late // gaps and posted events that the disk refused, by age
+	dropped int    // posted events that the backlog had no room for
+	// posted are events that lie in the spool's next frame: they survive with the next spooled one.
+	posted []*entry
+	closed bool
+}
+
+// entry is an event on its way into the tree.
+type entry struct {
+	row   store.Event
+	ready bool // it survives the death of this process
 }
 
 // head is the newest end of one sandbox's events.
 type head struct {
 	seq       uint64        // of the last event that has a place
+	line      []*entry      // those that are not in the tree yet, by counter
 	queued    int           // events not yet committed
 	slow      int           // those among them that a later spooled event would not imply
 	followers int           // Follow calls
@@ -59,12 +80,15 @@ type head struct {
 
 var _ Recorder = (*Log)(nil)
 
-// Open returns the journal in db. The log holds nothing that needs closing; it ends with db.
+// Open returns the journal in db, without proofs. It holds nothing that needs closing; it ends with db.
 func Open(db *store.DB, o Options) *Log {
 	if o.Clock == nil {
 		o.Clock = clock.New()
 	}
-	return &Log{db: db, strict: o.Strict, clock: o.Clock, heads: make(map[string]*head)}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Log{db: db, strict: o.Strict, clock: o.Clock, log: o.Log, heads: make(map[string]*head)}
 }
 
 // Record implements Recorder.
@@ -90,7 +114,11 @@ func (l *Log) enqueue(e Event, instead func(Event) Event, waited bool, with []st
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, err := l.headLocked(e.Sandbox)
-	if err == nil && len(l.backlog) >= maxBacklog {
+	switch {
+	case err != nil:
+	case l.closed:
+		err = errs.New(errs.Unavailable, "cannot record what happens: the journal is closed")
+	case len(l.backlog) >= maxBacklog:
 		err = errs.New(errs.Unavailable, "cannot record what happens: too much waits for the disk already")
 	}
 	if err != nil {
@@ -109,9 +137,11 @@ func (l *Log) enqueue(e Event, instead func(Event) Event, waited bool, with []st
 		other.Seq, other.Time = e.Seq, e.Time
 		return other
 	}
-	place := placed{sandbox: e.Sandbox} // guarded by l.mu
+	place := placed{sandbox: e.Sandbox, entry: &entry{row: row(e, facts)}} // guarded by l.mu
+	h.line = append(h.line, place.entry)
+	writes := append([]store.Write{store.AddEvent(place.entry.row)}, e.bodyWrites()...)
 	p := l.db.Queue(store.Change{
-		Writes:  append([]store.Write{store.AddEvent(row(e, facts))}, with...),
+		Writes:  append(writes, with...),
 		Instead: func() []store.Write { return []store.Write{add(stand())} },
 		Synced:  waited && l.strict,
 		Spool:   waited && !l.strict && h.slow == 0,
@@ -120,8 +150,17 @@ func (l *Log) enqueue(e Event, instead func(Event) Event, waited bool, with []st
 	if place.slow = !p.InOrder(); place.slow {
 		h.slow++
 	}
-	if p.Spooled() {
+	switch {
+	case p.Spooled():
 		place.event = &e // it has happened, and no gap may take its place
+		before := l.posted
+		l.posted = nil
+		for _, earlier := range before {
+			l.readyLocked(earlier)
+		}
+		l.readyLocked(place.entry)
+	case p.InOrder() && !waited:
+		l.posted = append(l.posted, place.entry)
 	}
 	l.db.Kick() // what is spooled, nobody waits for
 	return Pending{Event: e, Done: p.Wait}
@@ -132,6 +171,13 @@ type placed struct {
 	sandbox string
 	slow    bool   // a later spooled event would not imply it
 	event   *Event // where it is spooled
+	entry   *entry
+}
+
+// late is an event that the disk has refused so far.
+type late struct {
+	Event
+	entry *entry
 }
 
 func failed(e Event, err error) Pending {
@@ -154,20 +200,14 @@ func row(e Event, facts []byte) store.Event {
 // add is the write of an event alone.
 func add(e Event) store.Write { return store.AddEvent(row(e, encode(e.Facts))) }
 
-// encode joins facts, which With has marshalled, without looking at each again.
+// encode returns facts as the store and the leaf hold them.
 func encode(facts map[Observer]json.RawMessage) []byte {
-	b := []byte{'{'}
-	for _, o := range []Observer{Guest, Kernel, Server} {
-		if len(facts[o]) == 0 {
-			continue
-		}
-		if len(b) > 1 {
-			b = append(b, ',')
-		}
-		b = append(append(append(b, '"'), o...), '"', ':')
-		b = append(b, facts[o]...)
+	b, err := canonicalFacts(facts)
+	if err != nil {
+		text := appendString([]byte(`{"server":{"unrecordable":`), err.Error())
+		return append(text, "}}"...)
 	}
-	return append(b, '}')
+	return b
 }
 
 // headLocked returns a sandbox's newest end, and reads its counter where it is not in memory.
@@ -178,6 +218,14 @@ func (l *Log) headLocked(sandbox string) (*head, error) {
 	seq, err := l.db.LastEvent(context.Background(), sandbox)
 	if err != nil {
 		return nil, fmt.Errorf("read last event: %w", err)
+	}
+	if l.tree != nil {
+		if !tree.ValidStream(sandbox) {
+			return nil, errs.New(errs.InvalidArgument, "cannot record events of %q", sandbox)
+		}
+		if err := l.active.add(sandbox, seq); err != nil {
+			return nil, err
+		}
 	}
 	if len(l.heads) >= maxHeads {
 		for s, h := range l.heads {
@@ -207,14 +255,43 @@ func (l *Log) settled(place *placed, stand func() Event, err, insteadErr error) 
 		if place.event != nil {
 			stand = func() Event { return *place.event }
 		}
-		l.backlog = append(l.backlog, stand())
+		l.backlog = append(l.backlog, late{stand(), place.entry})
+		l.posted = slices.DeleteFunc(l.posted, func(e *entry) bool { return e == place.entry }) // it is in no frame
 		return
 	}
+	if err != nil && place.event == nil { // else it is spooled, and in the tree
+		other := stand()
+		place.entry.row = row(other, encode(other.Facts))
+	}
+	l.readyLocked(place.entry)
 	h.queued--
 	if place.slow {
 		h.slow--
 	}
 	h.wake()
+}
+
+// readyLocked takes note that an event survives the death of this process, and puts it into the tree once
+// all before it of its sandbox are there.
+func (l *Log) readyLocked(e *entry) {
+	e.ready = true
+	h := l.heads[e.row.Sandbox]
+	done := 0
+	for done < len(h.line) && h.line[done].ready {
+		if l.tree != nil {
+			r := h.line[done].row
+			l.tree.Append(r.Sandbox, r.Seq, line(r))
+		}
+		done++
+	}
+	if h.line = h.line[done:]; len(h.line) == 0 {
+		h.line = nil
+	}
+	done = 0
+	for done < len(l.posted) && l.posted[done].ready {
+		done++
+	}
+	l.posted = l.posted[done:]
 }
 
 func (h *head) wake() {
@@ -231,17 +308,20 @@ func (l *Log) flushBacklogLocked() {
 	}
 	back := l.backlog
 	l.backlog = nil
-	if l.dropped > 0 {
+	if l.dropped > 0 && !back[len(back)-1].entry.ready {
 		// Which sandboxes the dropped ones belonged to is not kept: say it where the first of them is.
-		last := back[len(back)-1]
-		back[len(back)-1] = last.With(Server, map[string]any{
+		last := &back[len(back)-1]
+		last.Event = last.With(Server, map[string]any{
 			"missing": last.Type, "reason": "could not be written", "dropped_after": l.dropped,
 		})
 		l.dropped = 0
 	}
-	writes := make([]store.Write, len(back))
-	for i, e := range back {
-		writes[i] = add(e)
+	var writes []store.Write
+	for _, e := range back {
+		writes = append(append(writes, add(e.Event)), e.bodyWrites()...)
+		if !e.entry.ready { // else it was spooled, and is in the tree as it was
+			e.entry.row = row(e.Event, encode(e.Facts))
+		}
 	}
 	l.db.Queue(store.Change{Writes: writes, After: func(err, _ error) {
 		l.mu.Lock()
@@ -251,6 +331,7 @@ func (l *Log) flushBacklogLocked() {
 			return
 		}
 		for _, e := range back {
+			l.readyLocked(e.entry)
 			h := l.heads[e.Sandbox]
 			h.queued--
 			h.slow--

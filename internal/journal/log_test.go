@@ -175,7 +175,7 @@ func TestEventsWaitForADiskThatRefusesThem(t *testing.T) {
 
 func TestBacklogIsBounded(t *testing.T) {
 	l, db := openLog(t, t.TempDir())
-	l.backlog = make([]Event, maxBacklog)
+	l.backlog = make([]late, maxBacklog)
 	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxCreated}); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("record with a full backlog: %v", err)
 	}

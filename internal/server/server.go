@@ -24,7 +24,6 @@ import (
 	"casemate.dev/internal/egress/resolve"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
-	"casemate.dev/internal/journal"
 	"casemate.dev/internal/mcp"
 	"casemate.dev/internal/oci"
 	"casemate.dev/internal/policy"
@@ -104,7 +103,10 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	// 4. The journal, before anything that could happen.
-	events := journal.Open(s.db, journal.Options{Strict: cfg.Defaults.Sync})
+	events, err := s.openJournal(ctx)
+	if err != nil {
+		return nil, err
+	}
 	// 5. What sandboxes may use and never see.
 	if err := s.openVault(ctx, events); err != nil {
 		return nil, err
@@ -164,7 +166,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	// 11. The interfaces.
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(),
+		Checkpoint: events.Checkpoint, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)

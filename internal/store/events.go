@@ -65,3 +65,20 @@ func (db *DB) events(ctx context.Context, query string, args ...any) ([]Event, e
 	})
 	return all, err
 }
+
+// EventStreams returns every sandbox that has events, in order. It steps from one to the next in the index,
+// past what lies between.
+func (db *DB) EventStreams(ctx context.Context) ([]string, error) {
+	var all []string
+	err := db.each(ctx, `WITH RECURSIVE streams(name) AS (
+	SELECT min(sandbox) FROM events
+	UNION ALL
+	SELECT (SELECT min(sandbox) FROM events WHERE sandbox > name) FROM streams WHERE name IS NOT NULL
+) SELECT name FROM streams WHERE name IS NOT NULL`, nil, func(r scanner) error {
+		var name string
+		err := r.Scan(&name)
+		all = append(all, name)
+		return err
+	})
+	return all, err
+}

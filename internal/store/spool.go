@@ -40,6 +40,7 @@ const (
 	redoEvent      = 1
 	redoAddProcess = 2
 	redoPutProcess = 3
+	redoBody       = 4
 )
 
 // spool is guarded by writer.mu.
@@ -215,6 +216,8 @@ func parseRedo(b []byte) (func(*Tx) error, []byte, error) {
 		}
 		r := Process{Sandbox: p.text(), ID: p.text(), Started: p.number(), Ended: p.number(), Body: p.bytes()}
 		do = func(tx *Tx) error { return r.insert(tx, query) }
+	case redoBody:
+		do = Body{Sandbox: p.text(), Seq: uint64(p.number()), Name: p.text(), Size: p.number(), Salt: p.bytes(), Data: p.bytes()}.insert
 	default:
 		return nil, nil, fmt.Errorf("record of unknown kind %d", kind)
 	}

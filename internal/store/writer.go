@@ -291,7 +291,11 @@ func (w *writer) flush() error {
 	if n := len(w.queue); n > 0 {
 		last = w.queue[n-1]
 	}
+	closed := w.closed
 	w.mu.Unlock()
+	if closed {
+		return errClosed // close holds the turn for good
+	}
 	if last == nil {
 		// Somebody may be committing what was queued before.
 		w.turn <- struct{}{}

@@ -1,0 +1,30 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"casemate.dev/internal/journal"
+)
+
+// journalDir is the directory of the data directory that holds the journal's proofs.
+const journalDir = "journal"
+
+// openJournal opens the journal, with its key from the keys directory: who can change the record in the data
+// directory can't sign it.
+func (s *Server) openJournal(ctx context.Context) (*journal.Log, error) {
+	key, err := journal.LoadKey(s.cfg.KeysDir, "casemate.dev/journal/"+s.id)
+	if err != nil {
+		return nil, err
+	}
+	events, err := journal.OpenSigned(ctx, s.db, journal.SignedOptions{
+		Options: journal.Options{Strict: s.cfg.Defaults.Sync, Log: s.log},
+		Dir:     filepath.Join(s.cfg.DataDir, journalDir), Key: key,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	s.undo.Add(func() { s.failed("close journal", events.Close()) })
+	return events, nil
+}
