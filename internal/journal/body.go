@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"hash"
 
 	"casemate.dev/internal/store"
@@ -142,23 +141,6 @@ func (e Event) bodyWrites() []store.Write {
 		}
 	}
 	return out
-}
-
-// refs returns the bodies that facts speak of, by observer and name.
-func refs(facts map[Observer]json.RawMessage) (map[string]Ref, error) {
-	out := map[string]Ref{}
-	for o, raw := range facts {
-		var members map[string]json.RawMessage
-		if err := json.Unmarshal(raw, &members); err != nil {
-			return nil, fmt.Errorf("read facts: %w", err)
-		}
-		for name, m := range members {
-			if r, ok := AsRef(m); ok {
-				out[string(o)+"."+name] = r
-			}
-		}
-	}
-	return out, nil
 }
 
 // AsRef reads a fact as a body's Ref; false where it is none.
