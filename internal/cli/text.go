@@ -170,8 +170,12 @@ func (s *screen) escape(out []byte, c byte) []byte {
 
 // csi handles a byte of a control sequence; only colours and attributes (final byte m) pass.
 func (s *screen) csi(out []byte, c byte) []byte {
-	if c == 0x1b {
+	switch c {
+	case 0x1b:
 		s.state = screenEscape
+		return out
+	case 0x18, 0x1a: // CAN and SUB end a sequence, and what follows is text
+		s.state = screenText
 		return out
 	}
 	if len(s.seq) < maxSequence {
@@ -181,8 +185,9 @@ func (s *screen) csi(out []byte, c byte) []byte {
 		return out
 	}
 	s.state = screenText
-	// "<", "=", ">" and "?" mark private sequences, of which none is a colour.
-	if c == 'm' && len(s.seq) < maxSequence && !strings.ContainsAny(string(s.seq), "<=>?") {
+	// Nothing but numbers: "<", "=", ">" and "?" mark private sequences, of which none is a colour, and terminals obey
+	// other controls in the middle of a sequence.
+	if c == 'm' && len(s.seq) < maxSequence && strings.Trim(string(s.seq[2:len(s.seq)-1]), "0123456789;:") == "" {
 		out = append(out, s.seq...)
 	}
 	return out
