@@ -74,6 +74,13 @@ func (a *API) takeFiles(r *http.Request) error {
 	if at, err := strconv.ParseInt(expires, 10, 64); err != nil || time.Now().Unix() > at {
 		return fail(http.StatusForbidden, "the address of the upload is too old: ask for another")
 	}
-	_, err := a.cfg.Builder.PutFiles(r.Context(), sandbox.Principal{ID: owner}, hash, r.Body)
+	valid, err := a.cfg.Keys.Valid(r.Context(), owner)
+	if err != nil {
+		return err
+	}
+	if !valid {
+		return fail(http.StatusForbidden, "the key that the address was given to is not valid any more")
+	}
+	_, err = a.cfg.Builder.PutFiles(r.Context(), sandbox.Principal{ID: owner}, hash, r.Body)
 	return err
 }

@@ -38,6 +38,8 @@ type harness struct {
 	envd    *recorder
 	roots   *roots
 	log     *syncBuffer
+	keys    *policy.Keys
+	builds  string // the builder's directory
 	usage   *usage.History
 	vault   *secret.Vault
 }
@@ -172,6 +174,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 		}
 	})
 	keys := policy.NewKeys(db, nil)
+	h.keys, h.builds = keys, filepath.Join(at.dir, "builds")
 	h.key, h.other = h.newKey(keys), h.newKey(keys)
 	h.log = &syncBuffer{}
 	h.vault, err = secret.Open(t.Context(), secret.Config{DB: db, Journal: journal.Open(db, journal.Options{}), Key: make([]byte, 32)})
@@ -179,7 +182,7 @@ func newHarnessIn(t testing.TB, at place) *harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(h.vault.Close)
-	builder, err := template.New(t.Context(), template.Config{Manager: h.manager, DB: db, Dir: filepath.Join(at.dir, "builds"), Aliases: map[string]string{"ubuntu:22.04": "base"}})
+	builder, err := template.New(t.Context(), template.Config{Manager: h.manager, DB: db, Dir: h.builds, MaxFiles: 4 << 20, Aliases: map[string]string{"ubuntu:22.04": "base"}})
 	if err != nil {
 		t.Fatal(err)
 	}

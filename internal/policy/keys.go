@@ -166,6 +166,16 @@ func (k *Keys) Revoke(ctx context.Context, keyID string) (Key, error) {
 	return keyOf(row), nil
 }
 
+// Valid reports whether there is a key of this id that was not revoked: what was signed for a key is worth nothing
+// any more when the key is.
+func (k *Keys) Valid(ctx context.Context, keyID string) (bool, error) {
+	row, ok, err := k.db.GetAPIKey(ctx, keyID)
+	if err != nil {
+		return false, fmt.Errorf("read key: %w", err)
+	}
+	return ok && row.Revoked == 0, nil
+}
+
 // Authenticate returns whom a secret belongs to; Unauthenticated where it is no valid key. A key
 // that another process revoked is taken for up to a second longer.
 //
