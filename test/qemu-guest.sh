@@ -11,8 +11,9 @@ for t in "$tests"/*.test; do
 	[[ $part == all ]] || break
 	package=$(<"${t%.test}.dir")
 	echo "=== $package"
-	# How much processor time a loop gets says nothing where the processor itself is emulated.
-	(cd "$package" && "$t" -test.timeout 30m -test.skip '^TestCPULimit$') || failed+=("$package")
+	# How much processor time a loop gets says nothing where the processor itself is emulated. Linux 6.1 has no scopes of
+	# Landlock (6.12), and maps no ids of a tmpfs (6.3).
+	(cd "$package" && "$t" -test.timeout 30m -test.skip '^(TestCPULimit|TestScope|TestIDMap)$') || failed+=("$package")
 done
 
 echo "=== the product"

@@ -115,7 +115,8 @@ func TestRefer(t *testing.T) {
 	}
 }
 
-// TestDevices denies making devices, also the whiteout, which takes no capability.
+// TestDevices denies making devices, also the whiteout, which takes no capability. Linux 6.1 lets that one through:
+// nothing rests on it, since overlayfs itself refuses to make one (ovl_mknod).
 func TestDevices(t *testing.T) {
 	abi := need(t, 2, 5, 19)
 	path := filepath.Join(t.TempDir(), "whiteout")
@@ -130,10 +131,13 @@ func TestDevices(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if err := unix.Mknod(path, unix.S_IFCHR, 0); !errors.Is(err, unix.EACCES) {
+		if err := unix.Mknod(path+"1", unix.S_IFCHR, int(unix.Mkdev(1, 3))); !errors.Is(err, unix.EACCES) {
 			t.Errorf("%v, want EACCES", err)
 		}
-		if err := unix.Mkfifo(path, 0o600); err != nil {
+		if err := unix.Mknod(path, unix.S_IFCHR, 0); !errors.Is(err, unix.EACCES) && (abi >= landlock.MaxABI || err != nil) {
+			t.Errorf("a whiteout: %v, want EACCES", err)
+		}
+		if err := unix.Mkfifo(path+"2", 0o600); err != nil {
 			t.Errorf("FIFO: %v", err)
 		}
 	})
@@ -186,7 +190,11 @@ func TestRuleOnFile(t *testing.T) {
 
 // TestErrors covers rulesets that can't be, after which the thread is in no domain.
 func TestErrors(t *testing.T) {
-	need(t, 2, 5, 19)
+	abi := need(t, 2, 5, 19)
+	scoped := unix.EINVAL
+	if abi < 6 { // it knows no scopes at all
+		scoped = unix.E2BIG
+	}
 	for _, c := range []struct {
 		rules landlock.Ruleset
 		want  error
@@ -194,7 +202,7 @@ func TestErrors(t *testing.T) {
 		{landlock.Ruleset{Handled: landlock.ReadDir, Rules: []landlock.Rule{{Path: "/nowhere", Access: landlock.ReadDir}}}, unix.ENOENT},
 		{landlock.Ruleset{Handled: landlock.ReadDir, Rules: []landlock.Rule{{Path: "/", Access: landlock.ReadFile}}}, unix.EINVAL},
 		{landlock.Ruleset{Handled: 1 << 63}, unix.EINVAL},
-		{landlock.Ruleset{Scoped: 1 << 63}, unix.EINVAL},
+		{landlock.Ruleset{Scoped: 1 << 63}, scoped},
 		{landlock.Ruleset{}, unix.ENOMSG},
 	} {
 		onThread(func() {
