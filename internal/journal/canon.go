@@ -33,7 +33,12 @@ func canonicalFacts(facts map[Observer]json.RawMessage) ([]byte, error) {
 	return out, nil
 }
 
-func canonical(b []byte) ([]byte, error) { return jcs.Transform(b) }
+func canonical(b []byte) ([]byte, error) {
+	if out, ok := canonicalPlain(b); ok {
+		return out, nil
+	}
+	return jcs.Transform(b)
+}
 
 // Line returns an event as its leaf holds it: canonical JSON. Preconditions: e.Facts is canonical.
 func line(e store.Event) []byte {

@@ -37,7 +37,7 @@ type Config struct {
 	Signer note.Signer
 	// Verifier checks the checkpoint that an earlier process left.
 	Verifier note.Verifier
-	// SyncEvery bounds how long a leaf stays unflushed; default 15 ms.
+	// SyncEvery bounds how long a leaf stays unflushed; default 25 ms, as in package store.
 	SyncEvery time.Duration
 	// PublishEvery bounds how long tiles and the checkpoint file lag behind; default 1 s.
 	PublishEvery time.Duration
@@ -114,7 +114,7 @@ type Opened struct {
 // checkpoint was made of, so the log was cut or changed.
 func Open(cfg Config) (*Tree, error) {
 	if cfg.SyncEvery <= 0 {
-		cfg.SyncEvery = 15 * time.Millisecond
+		cfg.SyncEvery = 25 * time.Millisecond
 	}
 	if cfg.PublishEvery <= 0 {
 		cfg.PublishEvery = time.Second
