@@ -22,10 +22,13 @@ const modelHost = "models.example.org"
 // packed returns the files with some extensions that `make test-clients` has put below a directory, as a tar file.
 func packed(t *testing.T, dir string, exts ...string) []byte {
 	t.Helper()
-	root := filepath.Join(testenv.Module(t), dir)
+	root, err := filepath.EvalSymlinks(filepath.Join(testenv.Module(t), dir))
+	if err != nil {
+		t.Fatalf("%v: make test-clients", err)
+	}
 	var out bytes.Buffer
 	tw := tar.NewWriter(&out)
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || !slices.Contains(exts, filepath.Ext(path)) {
 			return err
 		}
