@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -197,7 +198,7 @@ func (n *Net) ListenUDP(addr string) (c net.PacketConn, err error) {
 	return c, nil
 }
 
-// Name lets a name lead to addresses.
+// Name lets a name lead to addresses; one that begins with *. is every name with one label more.
 func (n *Net) Name(name string, addrs ...string) { n.NameFunc(name, func() []string { return addrs }) }
 
 // NameFunc lets a name lead where f says each time.
@@ -253,6 +254,9 @@ func (n *Net) serveName(out dns.ResponseWriter, q *dns.Msg) {
 	n.mu.Lock()
 	n.asked = append(n.asked, name)
 	f := n.names[name]
+	if _, above, ok := strings.Cut(name, "."); f == nil && ok {
+		f = n.names["*."+above]
+	}
 	n.mu.Unlock()
 	if f == nil {
 		m.Rcode = dns.RcodeNameError

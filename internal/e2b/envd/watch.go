@@ -136,6 +136,7 @@ type watcher struct {
 	sandbox string
 	owner   string
 	cancel  context.CancelFunc
+	came    chan struct{} // holds a token where events wait
 
 	// What follows is guarded by watchers.mu.
 	events []*filesystem.FilesystemEvent
@@ -188,6 +189,10 @@ func (ws *watchers) put(w *watcher, e *filesystem.FilesystemEvent) {
 		w.events = append(w.events[:0], w.events[1:]...)
 	}
 	w.events = append(w.events, e)
+	select {
+	case w.came <- struct{}{}:
+	default: // there is one
+	}
 }
 
 // take returns a watcher that the caller made, and the events that wait; the watcher is nil where it is
@@ -202,6 +207,10 @@ func (ws *watchers) take(key string, c *call) (*watcher, []*filesystem.Filesyste
 	w.idle.Reset(unpolled)
 	events := w.events
 	w.events = nil
+	select {
+	case <-w.came:
+	default:
+	}
 	return w, events
 }
 
@@ -213,7 +222,7 @@ func (s *files) CreateWatcher(ctx context.Context, req *filesystem.CreateWatcher
 	}
 	c := callOf(ctx)
 	wctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	polled := &watcher{sandbox: c.sandbox, owner: c.p.ID, cancel: cancel}
+	polled := &watcher{sandbox: c.sandbox, owner: c.p.ID, cancel: cancel, came: make(chan struct{}, 1)}
 	key, ok := s.watchers.add(polled)
 	if !ok {
 		cancel()
@@ -244,9 +253,24 @@ func (s *files) CreateWatcher(ctx context.Context, req *filesystem.CreateWatcher
 	return &filesystem.CreateWatcherResponse{WatcherId: key}, nil
 }
 
+// eventWait is how long a poll that finds nothing waits for an event: what a caller did right before it may still be
+// on its way here.
+const eventWait = 200 * time.Millisecond
+
 // GetWatcherEvents implements FilesystemHandler.
 func (s *files) GetWatcherEvents(ctx context.Context, req *filesystem.GetWatcherEventsRequest) (*filesystem.GetWatcherEventsResponse, error) {
 	w, events := s.watchers.take(req.GetWatcherId(), callOf(ctx))
+	if w != nil && len(events) == 0 {
+		wait := time.NewTimer(eventWait)
+		defer wait.Stop()
+		select {
+		case <-w.came:
+		case <-wait.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		w, events = s.watchers.take(req.GetWatcherId(), callOf(ctx))
+	}
 	if w == nil {
 		return nil, refuse(connect.CodeNotFound, "watcher with id %s not found", req.GetWatcherId())
 	}
