@@ -30,6 +30,8 @@ type process struct {
 	id    string
 	ready chan struct{} // closed when it runs or could not be started
 	done  chan struct{} // closed when it has ended and its output is complete
+	table *table
+	noted bool // guarded by table.mu: it is over
 
 	// What follows is set before ready is closed and does not change.
 	info  guestwire.ProcessInfo // the part that stays
@@ -183,6 +185,7 @@ func (p *process) finish() {
 	}
 	p.out.Finish()
 	close(p.done)
+	p.table.note(p)
 }
 
 // recount notes how many processes of the tree live on, and lets go of the tree when none does.
@@ -276,6 +279,7 @@ func (p *process) recountEnded() {
 	select {
 	case <-p.done:
 		p.recount()
+		p.table.note(p)
 	default:
 	}
 }

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -10,10 +11,8 @@ import (
 const (
 	// maxRunning bounds the processes that run or are not complete.
 	maxRunning = 4096
-	// maxEnded is how many ended ones are kept, and trimEvery how many more there may be until the oldest are
-	// forgotten: to tell who has ended takes a look at each.
-	maxEnded  = 1024
-	trimEvery = 64
+	// maxEnded is how many ended ones are kept of which nothing lives on.
+	maxEnded = 1024
 	// recountEvery is how often trees with leftovers are looked at while orphans end.
 	recountEvery = 100 * time.Millisecond
 )
@@ -24,6 +23,7 @@ type table struct {
 	mu    sync.Mutex
 	byID  map[string]*process
 	order []*process // oldest start first
+	over  []*process // those of which nothing is left but their output, in the order of that
 	// recounting says that a recount of leftovers is due.
 	recounting bool
 }
@@ -41,36 +41,30 @@ func (t *table) enter(id string) (p *process, fresh bool, err error) {
 	if p := t.byID[id]; p != nil {
 		return p, false, nil
 	}
-	if t.trimLocked() >= maxRunning {
+	if len(t.order)-len(t.over) >= maxRunning {
 		return nil, false, errs.New(errs.ResourceExhausted, "%d processes run already", maxRunning)
 	}
-	p = &process{id: id, ready: make(chan struct{}), done: make(chan struct{})}
+	p = &process{id: id, table: t, ready: make(chan struct{}), done: make(chan struct{})}
 	t.byID[id] = p
 	t.order = append(t.order, p)
 	return p, true, nil
 }
 
-// trimLocked forgets the oldest ended processes beyond maxEnded, and returns how many run.
-func (t *table) trimLocked() int {
-	if len(t.order) < maxEnded+trimEvery {
-		return len(t.order)
+// note takes note of a process that may be over, and forgets the oldest such ones beyond maxEnded.
+func (t *table) note(p *process) {
+	if !p.over() {
+		return
 	}
-	ended := 0
-	for _, p := range t.order {
-		if p.over() {
-			ended++
-		}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p.noted || t.byID[p.id] != p {
+		return
 	}
-	running := len(t.order) - ended
-	for i := 0; ended >= maxEnded && i < len(t.order); {
-		if p := t.order[i]; p.over() {
-			t.removeLocked(p)
-			ended--
-			continue
-		}
-		i++
+	p.noted = true
+	t.over = append(t.over, p)
+	for len(t.over) > maxEnded {
+		t.removeLocked(t.over[0])
 	}
-	return running
 }
 
 // over reports whether nothing of the process is left but its output.
@@ -87,15 +81,21 @@ func (p *process) over() bool {
 
 func (t *table) removeLocked(p *process) {
 	delete(t.byID, p.id)
-	for i, o := range t.order {
-		if o == p {
-			t.order = append(t.order[:i], t.order[i+1:]...)
-			break
-		}
+	t.order = without(t.order, p)
+	if p.noted {
+		t.over = without(t.over, p)
 	}
 	if p.err == nil {
 		p.forget()
 	}
+}
+
+// without takes p out of a list, in which it is mostly the first.
+func without(list []*process, p *process) []*process {
+	if i := slices.Index(list, p); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
 }
 
 // leave removes a process that could not be started.
@@ -173,6 +173,7 @@ func (t *table) recount() {
 		case <-p.done:
 			if !p.over() {
 				p.recount()
+				t.note(p)
 			}
 		default:
 		}
