@@ -85,7 +85,9 @@ func (a *app) writeFileDiffs(files []*client.FileDiff, v diffView) error {
 	for _, f := range files {
 		text := fileDiffText(f)
 		if tty {
-			text = prettyDiff(text, a.color(a.stdout))
+			head, patch, _ := strings.Cut(text, "\n")
+			_, st := (&change{op: f.GetOp()}).mark()
+			text = paint(cleanLines(head), st, a.color(a.stdout)) + "\n" + prettyDiff(patch, a.color(a.stdout))
 		}
 		if _, err := io.WriteString(a.stdout, text); err != nil {
 			return err
