@@ -58,6 +58,15 @@ serve_base() {
 	export E2B_API_URL=$url E2B_SANDBOX_URL=$url E2B_API_KEY=$key NODE_EXTRA_CA_CERTS=$work/ca.pem SSL_CERT_FILE=$work/bundle.pem
 }
 
+# What talks to a server: of JavaScript's the files in js-files.txt, of Python's these. What replaces functions of the SDK
+# that its newest version calls otherwise is left out.
+python_tests=(
+	sync/api_sync sync/sandbox_sync sync/template_sync async/api_async async/sandbox_async async/template_async
+	--deselect sync/template_sync/test_stacktrace.py --deselect async/template_async/test_stacktrace.py
+	--deselect sync/sandbox_sync/test_connect.py::test_connect_normalizes_unset_tokens
+	--deselect async/sandbox_async/test_connect.py::test_connect_normalizes_unset_tokens
+)
+
 no_url() { env -u E2B_API_URL -u E2B_SANDBOX_URL E2B_API_KEY=e2b_0000000000000000000000000000000000000000 "$@"; }
 
 js() { # REPORT [FILE…]
@@ -76,13 +85,14 @@ python() { # REPORT ARG…
 passes() { # SUITE: the first two
 	case $1 in
 	js)
-		js "$cache/js-1.json"
+		mapfile -t files <suites/js-files.txt
+		js "$cache/js-1.json" "${files[@]}"
 		mapfile -t files < <(python3 suites/score.py failed-files "$cache/js-1.json")
 		[[ ${#files[@]} -eq 0 ]] || no_url bash -c "$(declare -f js); cache=$cache here=$here; js \"\$@\"" - "$cache/js-2.json" "${files[@]}"
 		;;
 	python)
-		python "$cache/py-1.xml" sync async shared
-		no_url bash -c "$(declare -f python); cache=$cache; python \"\$@\"" - "$cache/py-2.xml" --last-failed --last-failed-no-failures none sync async shared
+		python "$cache/py-1.xml" "${python_tests[@]}"
+		no_url bash -c "$(declare -f python); cache=$cache; python \"\$@\"" - "$cache/py-2.xml" --last-failed --last-failed-no-failures none "${python_tests[@]}"
 		;;
 	esac
 }
