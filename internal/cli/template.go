@@ -133,10 +133,11 @@ Exit codes: 0, or 125 when there is none.`,
 				fmt.Fprint(a.stdout, b.GetLock())
 				return nil
 			case requirements:
-				text, err := requirementsOf(b.GetLock())
+				text, unknown, err := requirementsOf(b.GetLock())
 				if err != nil {
 					return cannot(err, "show what template %s has of pip's", args[0])
 				}
+				a.noteUnknown(unknown)
 				fmt.Fprint(a.stdout, text)
 				return nil
 			case a.json:

@@ -28,7 +28,7 @@ type buildFlags struct {
 	serve                bool
 	noCache              bool
 	locked, noLock       bool
-	lock                 string
+	lock, requirements   string
 	timeout, stepTimeout time.Duration
 	memory, buildMemory  size
 	cpus, buildCPUs      float64
@@ -49,6 +49,7 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.serve, "serve", false, "take --start from ENTRYPOINT and CMD, and --ready from HEALTHCHECK")
 	fl.BoolVar(&f.noCache, "no-cache", false, "run every step, whatever is kept of earlier builds")
 	fl.StringVar(&f.lock, "lock-file", "", "the lock file (default casemate.lock beside the Dockerfile)")
+	fl.StringVar(&f.requirements, "requirements", "", "also write what steps installed from a Python package index to `FILE`, as pip reads it, with digests; with --locked check that it is what the lock file says")
 	fl.BoolVar(&f.locked, "locked", false, "take the versions of the lock file, fail unless the result is what it says, and say what moved")
 	fl.BoolVar(&f.noLock, "no-lock", false, "write no lock file")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the build after this long (default 1h)")
@@ -111,6 +112,11 @@ func (a *app) buildTemplate(ctx context.Context, c *client.Client, dir string, f
 			return errs.Wrap(err, errs.InvalidArgument, "there is no lock file %s", lockFile).WithHint("build once without --locked: that writes it")
 		}
 		req.Lock = string(text)
+		if f.requirements != "" {
+			if err := checkRequirements(f.requirements, req.GetLock()); err != nil {
+				return err
+			}
+		}
 	}
 	if takesFiles(req.GetDockerfile().GetText()) {
 		if req.Files, err = a.sendFiles(ctx, c, dir, f); err != nil {
@@ -125,8 +131,8 @@ func (a *app) buildTemplate(ctx context.Context, c *client.Client, dir string, f
 	if err != nil {
 		return cannot(err, "build template %s", req.GetName())
 	}
-	if !f.locked && !f.noLock {
-		if err := os.WriteFile(lockFile, []byte(b.GetLock()), 0o644); err != nil {
+	if !f.locked {
+		if err := a.writeLocks(b, f, lockFile); err != nil {
 			return cannot(err, "write the lock file")
 		}
 	}
@@ -142,6 +148,31 @@ func (a *app) buildTemplate(ctx context.Context, c *client.Client, dir string, f
 	fmt.Fprintf(a.stdout, "template %s is ready: %s of %d kept, %s more, in %s\n", clean(b.GetName()), plural(int64(kept), "step", "steps"),
 		b.GetOf(), formatSize(b.GetBytes()), formatDuration(when(b.GetEndedAt()).Sub(when(b.GetStartedAt()))))
 	return nil
+}
+
+// writeLocks writes what a build is made of.
+func (a *app) writeLocks(b *client.Build, f *buildFlags, lockFile string) error {
+	if !f.noLock {
+		if err := os.WriteFile(lockFile, []byte(b.GetLock()), 0o644); err != nil {
+			return err
+		}
+	}
+	if f.requirements == "" {
+		return nil
+	}
+	text, unknown, err := requirementsOf(b.GetLock())
+	if err != nil {
+		return err
+	}
+	a.noteUnknown(unknown)
+	return os.WriteFile(f.requirements, []byte(text), 0o644)
+}
+
+// noteUnknown says why requirements are without digests.
+func (a *app) noteUnknown(unknown []string) {
+	if len(unknown) > 0 {
+		a.note("without digests of archives: pip did not report that of %s", clean(strings.Join(unknown, ", ")))
+	}
 }
 
 func (f *buildFlags) dockerfile(dir string) string {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,18 +31,20 @@ func emptied(p string) bool {
 	return strings.HasPrefix(p, "var/log/")
 }
 
-// dropped are caches that their programs make again, and that hold times or inode numbers.
+// dropped are what their programs make again: caches that hold times or inode numbers, and what is random.
 func dropped(p string) bool {
 	switch p {
-	case "var/cache/ldconfig/aux-cache", "var/cache/apt/pkgcache.bin", "var/cache/apt/srcpkgcache.bin", "var/lib/systemd/random-seed":
+	case "var/cache/ldconfig/aux-cache", "var/cache/apt/pkgcache.bin", "var/cache/apt/srcpkgcache.bin", "var/lib/systemd/random-seed",
+		"var/lib/dbus/machine-id":
 		return true
 	}
 	return false
 }
 
-// Settle returns a layer that holds what a committed layer does, but for what tells when it was made: no file
-// bears a later time than until, logs are empty, caches that hold times are gone, and Python's compiled files
-// name the time that their source has now. The layer that it was made of goes. Nobody may use that one.
+// Settle returns a layer that holds what a committed layer does, but for what tells when and how it was made: no file
+// bears a later time than until, logs are empty, caches that hold times are gone, as are directories in which something
+// was made and removed again, and Python's compiled files name the time that their source has now. The layer that it
+// was made of goes. Nobody may use that one.
 func (s *Store) Settle(ctx context.Context, layer string, until time.Time) (Layer, error) {
 	l, err := s.settled(ctx, layer, until)
 	if err != nil {
@@ -60,12 +63,16 @@ func (s *Store) settled(ctx context.Context, layer string, until time.Time) (Lay
 	if err != nil {
 		return Layer{}, err
 	}
+	dirs, _, err := s.layersOf(State{Layer: layer})
+	if err != nil {
+		return Layer{}, err
+	}
 	work := filepath.Join(s.area("snapshots"), rand.Text())
 	defer func() { s.warnIf("remove a settled layer's leftovers", ignoreMissing(s.disk.dropKept(work))) }()
 	if err := s.disk.grow(ctx, s.keptPath(layer), work); err != nil {
 		return Layer{}, err
 	}
-	if err := settleTree(ctx, work+"/upper", until); err != nil {
+	if err := settleTree(ctx, work+"/upper", dirs[1:], until); err != nil {
 		return Layer{}, err
 	}
 	out := old
@@ -81,13 +88,18 @@ func (s *Store) settled(ctx context.Context, layer string, until time.Time) (Lay
 	return out, nil
 }
 
-// settleTree settles the files of one layer, which nobody else sees.
-func settleTree(ctx context.Context, dir string, until time.Time) error {
+// settleTree settles the files of one layer, which nobody else sees. It lies on those of below.
+func settleTree(ctx context.Context, dir string, below []string, until time.Time) error {
 	root, err := fd.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
+	t, err := OpenTree(below)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
 	limit := until.Unix()
 	var dirs, drop, compiled []string
 	err = fd.Walk(ctx, root, func(e fd.Entry) error {
@@ -128,12 +140,55 @@ func settleTree(ctx context.Context, dir string, until time.Time) error {
 			return err
 		}
 	}
+	if dirs, err = dropUntouched(root, t.view, dirs, c); err != nil {
+		return err
+	}
 	for _, p := range append(dirs, ".") {
 		if err := settleDir(root, p, limit); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// dropUntouched removes directories that hold nothing of the layer and are as those below them: something was made
+// there, and removed again. It returns the others.
+func dropUntouched(root *os.File, below view, dirs []string, c *fd.Copier) (left []string, err error) {
+	for _, p := range slices.Backward(dirs) { // what lies in a directory comes after it
+		untouched, err := untouchedDir(root, below, p)
+		if err == nil && untouched {
+			err = c.Remove(p)
+		} else {
+			left = append(left, p)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return left, nil
+}
+
+func untouchedDir(root *os.File, below view, p string) (bool, error) {
+	dir, err := dirIn(root, p)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	if names, err := dir.Readdirnames(1); len(names) > 0 || !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	if opaque, err := opaqueDir(dir); opaque || err != nil {
+		return false, err
+	}
+	was, err := below.find(p)
+	if err != nil || was == nil || !was.info.IsDir() {
+		return false, err
+	}
+	i, err := fd.Stat(dir)
+	if err != nil {
+		return false, err
+	}
+	return same(shownFile{info: i, root: root}, *was, p, false)
 }
 
 // settleDir sets a directory's time, after all that changes it.

@@ -22,6 +22,8 @@ type box struct {
 	root string
 	// pins are what the step's package managers are asked for.
 	pins pins
+	// archives are the digests of what pip says to have installed, by name and version.
+	archives map[[2]string]string
 }
 
 // openBox creates the sandbox of a step. The caller closes it.

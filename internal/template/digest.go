@@ -36,7 +36,7 @@ func uncompared(p string) bool {
 
 // changed returns what differs between two commits. Its digest is of names, types, modes, owners, contents, the
 // targets of links, extended attributes. Times are not in it, nor what uncompared names.
-func (x *execution) changed(ctx context.Context, from, to string) (keptStep, error) {
+func (x *execution) changed(ctx context.Context, from, to string, archives map[[2]string]string) (keptStep, error) {
 	changes, err := x.b.m.Compare(ctx, x.p, from, to)
 	if err != nil {
 		return keptStep{}, err
@@ -50,7 +50,7 @@ func (x *execution) changed(ctx context.Context, from, to string) (keptStep, err
 	if out.Digest, err = digestChanges(ctx, t, changes); err != nil {
 		return out, err
 	}
-	out.Brings, err = x.brings(ctx, from, t, changes)
+	out.Brings, err = x.brings(ctx, from, t, changes, archives)
 	return out, err
 }
 

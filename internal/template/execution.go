@@ -259,7 +259,7 @@ func (x *execution) perform(ctx context.Context, s *state, w *work, result StepR
 	result.Commit = made.ID
 	var body keptStep
 	if s.commit != "" {
-		if body, err = x.changed(ctx, s.commit, made.ID); err != nil {
+		if body, err = x.changed(ctx, s.commit, made.ID, made.archives); err != nil {
 			return result, err
 		}
 	}
@@ -339,7 +339,7 @@ func (x *execution) kept(ctx context.Context, s *state, keys stepKeys, result *S
 
 // inPinnedBox does a step's work with the versions that are pinned for it, and where it fails with them once more
 // without, to see what there is now. It returns which of the keys the result has.
-func (x *execution) inPinnedBox(ctx context.Context, s *state, w *work, keys stepKeys) (sandbox.Commit, string, error) {
+func (x *execution) inPinnedBox(ctx context.Context, s *state, w *work, keys stepKeys) (madeStep, string, error) {
 	made, err := x.inBox(ctx, s, w, keys.pins)
 	if code, ended := asExit(err); keys.pins.none() || !ended || code <= 0 {
 		return made, keys.wanted(), err
@@ -375,25 +375,32 @@ func (x *execution) epoch() time.Time {
 	return x.req.Epoch.UTC()
 }
 
+// madeStep is what came of a step's work.
+type madeStep struct {
+	sandbox.Commit
+	archives map[[2]string]string // as box.archives
+}
+
 // inBox does a step's work in a sandbox of its own, and commits that.
-func (x *execution) inBox(ctx context.Context, s *state, w *work, p pins) (sandbox.Commit, error) {
+func (x *execution) inBox(ctx context.Context, s *state, w *work, p pins) (madeStep, error) {
 	network := x.req.Network
 	if !w.network {
 		network = nil
 	}
 	b, err := x.openBox(ctx, s, x.stepSpec(s, network))
 	if err != nil {
-		return sandbox.Commit{}, err
+		return madeStep{}, err
 	}
 	defer b.close()
 	b.pins = p
 	if err := w.run(ctx, b); err != nil {
-		return sandbox.Commit{}, err
+		return madeStep{}, err
 	}
-	return x.b.m.MakeCommit(ctx, x.p, b.id, sandbox.CommitOptions{
+	c, err := x.b.m.MakeCommit(ctx, x.p, b.id, sandbox.CommitOptions{
 		Message: "step " + x.step + " of " + x.req.Name, Automatic: true, Settle: x.epoch(),
 		Shape: func(spec *sandbox.Spec) { x.shape(spec, s) },
 	})
+	return madeStep{c, b.archives}, err
 }
 
 // stepSpec is the sandbox of a step.

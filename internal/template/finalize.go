@@ -20,7 +20,7 @@ func (x *execution) finalize(ctx context.Context, s *state) error {
 		return fmt.Errorf("find out what the result is made of: %w", err)
 	}
 	if x.req.Locked != nil {
-		if err := drift(x.req.Locked, lock); err != nil {
+		if err := drift(x.req.Locked, lock, func(step int) string { return x.otherFiles(ctx, step) }); err != nil {
 			return err
 		}
 		x.say(Info, "the result is what the lock file says: %d packages, %s", len(lock.Packages), short(lock.Digest))

@@ -175,7 +175,7 @@ func (x *execution) makeLock(ctx context.Context, s *state) (*Lock, error) {
 		l.Steps = append(l.Steps, LockStep{Text: st.Text, Digest: st.Digest, Brings: st.Brings})
 	}
 	x.run.mu.Unlock()
-	all, err := x.changed(ctx, x.begun.commit, s.commit)
+	all, err := x.changed(ctx, x.begun.commit, s.commit, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -266,8 +266,9 @@ func comparePackages(from, to []Package) []PackageChange {
 	return out
 }
 
-// drift returns what is wrong with a result that a lock file does not allow; nil: nothing.
-func drift(want, got *Lock) error {
+// drift returns what is wrong with a result that a lock file does not allow; nil: nothing. files names the files that a
+// step, counted from 0, gave otherwise; "": nobody knows.
+func drift(want, got *Lock, files func(step int) string) error {
 	var what []string
 	if want.Base.Digest != got.Base.Digest {
 		what = append(what, fmt.Sprintf("the base %s is %s, was %s %s", got.Base.Name, short(got.Base.Digest), want.Base.Name, short(want.Base.Digest)))
@@ -277,7 +278,7 @@ func drift(want, got *Lock) error {
 		what = append(what, c.String())
 	}
 	if len(moved) == 0 && want.Digest != got.Digest {
-		what = append(what, stepDrift(want.Steps, got.Steps)...)
+		what = append(what, stepDrift(want.Steps, got.Steps, files)...)
 		if len(what) == 0 {
 			what = append(what, fmt.Sprintf("its files have digest %s, were %s", short(got.Digest), short(want.Digest)))
 		}
@@ -300,7 +301,7 @@ func listed(what []string) string {
 }
 
 // stepDrift tells which steps give other files.
-func stepDrift(want, got []LockStep) []string {
+func stepDrift(want, got []LockStep, files func(step int) string) []string {
 	for i, s := range got {
 		if i >= len(want) {
 			return []string{fmt.Sprintf("step %d (%s) is new", i+1, s.Text)}
@@ -316,13 +317,49 @@ func stepDrift(want, got []LockStep) []string {
 	for i, s := range got {
 		if s.Digest != want[i].Digest {
 			text := fmt.Sprintf("step %d (%s) gave other files", i+1, s.Text)
-			for j, c := range comparePackages(want[i].Brings, s.Brings) {
+			moved := comparePackages(want[i].Brings, s.Brings)
+			for j, c := range moved {
 				text += []string{": ", ", "}[min(j, 1)] + c.String()
+			}
+			if named := files(i); named != "" && len(moved) == 0 && len(out) == 0 { // those after it have the same, too
+				text += ": " + named
 			}
 			out = append(out, text)
 		}
 	}
 	return out
+}
+
+// otherFiles names the files that a step gave otherwise than the lock file says, where an earlier build of the template
+// has what it says.
+func (x *execution) otherFiles(ctx context.Context, step int) string {
+	want, got := x.req.Locked.Steps[step], x.run.snapshot().Steps[step]
+	earlier, err := x.b.List(ctx, x.p, Query{Name: x.req.Name})
+	if err != nil {
+		return ""
+	}
+	for _, b := range earlier {
+		if step >= len(b.Steps) || b.Steps[step].Text != want.Text || b.Steps[step].Digest != want.Digest || b.Steps[step].Commit == "" {
+			continue
+		}
+		changes, err := x.b.m.Compare(ctx, x.p, b.Steps[step].Commit, got.Commit)
+		if err != nil {
+			continue // what is kept of steps goes some day
+		}
+		const most = 5
+		var names []string
+		for _, c := range changes {
+			if !uncompared(c.Path) {
+				names = append(names, c.Path)
+			}
+		}
+		text := strings.Join(names[:min(len(names), most)], ", ")
+		if len(names) > most {
+			text += fmt.Sprintf(" and %d more", len(names)-most)
+		}
+		return text
+	}
+	return ""
 }
 
 func short(digest string) string {

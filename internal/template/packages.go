@@ -26,8 +26,11 @@ type Package struct {
 	Version string `json:"version"`
 	// Place is the directory that it lies in, for pip and npm; "": the whole system's.
 	Place string `json:"place,omitempty"`
-	// Digest is of pip's record of the files that it installed, which has the digest of each; "": there is none.
+	// Digest is of what its manager has noted of its files: pip's record, dpkg's list of checksums with the scripts of
+	// the package, npm's and apk's checksum of the archive; "": there is none.
 	Digest string `json:"digest,omitempty"`
+	// Archive is the digest of the archive that pip installed it from, as pip reports it; "": it reported none.
+	Archive string `json:"archive,omitempty"`
 }
 
 // id is what a package is the same by.
@@ -56,12 +59,13 @@ func readPackages(ctx context.Context, t *rootfs.Tree) ([]Package, error) {
 // byName orders packages.
 func byName(a, b Package) int {
 	return cmp.Or(cmp.Compare(a.Manager, b.Manager), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Place, b.Place),
-		cmp.Compare(a.Version, b.Version), cmp.Compare(a.Digest, b.Digest))
+		cmp.Compare(a.Version, b.Version), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.Archive, b.Archive))
 }
 
 type finder struct {
 	t     *rootfs.Tree
 	found []Package
+	sums  map[string]map[string]string // see integrity
 }
 
 func (f *finder) add(p Package) error {
@@ -118,11 +122,18 @@ func (f *finder) readIf(p string, limit int64) ([]byte, error) {
 	return f.t.ReadFile(p, limit)
 }
 
-// dpkgStatus is where dpkg keeps what is installed.
-const dpkgStatus = "var/lib/dpkg/status"
+// dpkgStatus is where dpkg keeps what is installed, and dpkgInfo where it keeps each package's checksums and scripts.
+const (
+	dpkgStatus = "var/lib/dpkg/status"
+	dpkgInfo   = "var/lib/dpkg/info"
+)
 
 // dpkg reads Debian's packages: one file for all, or as distroless images have it one for each.
-func (f *finder) dpkg(context.Context) error {
+func (f *finder) dpkg(ctx context.Context) error {
+	notes, err := f.dpkgNotes()
+	if err != nil {
+		return err
+	}
 	files := []string{dpkgStatus}
 	if names, err := f.t.Names("var/lib/dpkg/status.d"); err == nil {
 		for _, n := range names {
@@ -140,13 +151,53 @@ func (f *finder) dpkg(context.Context) error {
 			if s := field["Status"]; s != "" && !strings.HasSuffix(s, " installed") {
 				return nil
 			}
-			return f.add(Package{Manager: "dpkg", Name: field["Package"], Version: field["Version"]})
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			sum, err := f.sumOfFiles(dpkgInfo, notes[field["Package"]])
+			if err != nil {
+				return err
+			}
+			return f.add(Package{Manager: "dpkg", Name: field["Package"], Version: field["Version"], Digest: sum})
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// dpkgNotes returns the names of the files that dpkg keeps of each package, by the package's name.
+func (f *finder) dpkgNotes() (map[string][]string, error) {
+	names, err := f.t.Names(dpkgInfo)
+	if err != nil && !notThere(err) {
+		return nil, err
+	}
+	notes := map[string][]string{}
+	for _, n := range names {
+		if dot := strings.LastIndexByte(n, '.'); dot > 0 {
+			name, _, _ := strings.Cut(n[:dot], ":") // behind it stands the architecture
+			notes[name] = append(notes[name], n)
+		}
+	}
+	return notes, nil
+}
+
+// sumOfFiles is the digest of some files of a directory; "": there are none.
+func (f *finder) sumOfFiles(dir string, names []string) (string, error) {
+	if len(names) == 0 {
+		return "", nil
+	}
+	h := sha256.New()
+	for _, n := range names {
+		data, err := f.readIf(dir+"/"+n, maxPackageFile)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%q %d\n", n, len(data))
+		_, _ = h.Write(data) // a hash takes everything
+	}
+	return fmt.Sprintf("sha256:%x", h.Sum(nil)), nil
 }
 
 // apk reads Alpine's packages.
@@ -156,7 +207,7 @@ func (f *finder) apk(context.Context) error {
 		return err
 	}
 	return stanzas(data, func(field map[string]string) error {
-		return f.add(Package{Manager: "apk", Name: field["P"], Version: field["V"]})
+		return f.add(Package{Manager: "apk", Name: field["P"], Version: field["V"], Digest: field["C"]})
 	})
 }
 
@@ -251,5 +302,43 @@ func (f *finder) node(dir string) error {
 	for path.Base(place) != "node_modules" {
 		place = path.Dir(place)
 	}
-	return f.add(Package{Manager: "npm", Name: p.Name, Version: p.Version, Place: "/" + place})
+	top := place
+	if before, _, nested := strings.Cut("/"+place, "/node_modules/"); nested {
+		top = strings.TrimPrefix(before+"/node_modules", "/")
+	}
+	sums, err := f.integrity(top)
+	if err != nil {
+		return err
+	}
+	return f.add(Package{
+		Manager: "npm", Name: p.Name, Version: p.Version, Place: "/" + place, Digest: sums[strings.TrimPrefix(dir, top+"/")],
+	})
+}
+
+// integrity returns the checksums of archives that npm has noted in a node_modules directory that lies in no other, by
+// the package's path below it. It is read once for each.
+func (f *finder) integrity(place string) (map[string]string, error) {
+	if sums, ok := f.sums[place]; ok {
+		return sums, nil
+	}
+	data, err := f.readIf(place+"/.package-lock.json", maxPackageFile)
+	if err != nil {
+		return nil, err
+	}
+	var note struct {
+		Packages map[string]struct{ Integrity string }
+	}
+	sums := map[string]string{}
+	if json.Unmarshal(data, &note) == nil { // else it is not npm's
+		for p, of := range note.Packages {
+			if len(of.Integrity) <= maxVersion {
+				sums[strings.TrimPrefix(p, "node_modules/")] = of.Integrity
+			}
+		}
+	}
+	if f.sums == nil {
+		f.sums = map[string]map[string]string{}
+	}
+	f.sums[place] = sums
+	return sums, nil
 }

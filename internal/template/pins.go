@@ -1,22 +1,28 @@
 package template
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"path"
 	"slices"
 	"strings"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
 )
 
-// Where pins lie while a step runs. They are put there before it and taken away after it.
+// Where pins lie while a step runs, and pip's report of what it did. They are put there before it and taken away after it.
 const (
-	pipPins = "/tmp/.casemate-constraints.txt"
-	aptPins = "/etc/apt/preferences.d/00-casemate-lock"
+	pipPins   = "/tmp/.casemate-constraints.txt"
+	pipReport = "/tmp/.casemate-pip-report.json"
+	aptPins   = "/etc/apt/preferences.d/00-casemate-lock"
 )
 
 // pins are the versions that a lock file asks a step for: they are told to pip by a file of constraints, and to apt
@@ -99,12 +105,14 @@ func (p pins) put(ctx context.Context, b *box, c *command) (undo func() error, e
 		put = append(put, file)
 		return nil
 	}
+	c.env = maps.Clone(c.env)
 	if p.pip != "" {
 		if err := write(pipPins, p.pip); err != nil {
 			return nil, err
 		}
-		c.env = maps.Clone(c.env)
-		c.env["PIP_CONSTRAINT"] = strings.TrimSpace(c.env["PIP_CONSTRAINT"] + " " + pipPins)
+		for _, name := range []string{"PIP_CONSTRAINT", "UV_CONSTRAINT"} {
+			c.env[name] = strings.TrimSpace(c.env[name] + " " + pipPins)
+		}
 	}
 	there, err := b.isDir(ctx, path.Dir(aptPins))
 	if err != nil {
@@ -125,9 +133,59 @@ func (p pins) put(ctx context.Context, b *box, c *command) (undo func() error, e
 	}, nil
 }
 
+// report asks pip for a report of what a command installs, and returns what takes it into the box.
+func (b *box) report(ctx context.Context, c *command) (take func() error, err error) {
+	if _, own := c.env["PIP_REPORT"]; own {
+		return func() error { return nil }, nil
+	}
+	if err := b.remove(ctx, pipReport); err != nil { // a step before may have left something there
+		return nil, err
+	}
+	c.env["PIP_REPORT"] = pipReport
+	return func() error {
+		var text bytes.Buffer
+		r := sandbox.ReadRequest{PathRequest: b.asRoot(pipReport), Length: maxPackageFile}
+		_, err := b.files.Read(ctx, r, func(sandbox.FileInfo) error { return nil }, &text)
+		if errs.Is(err, errs.NotFound) {
+			return nil
+		}
+		if err == nil { // else what lies there is nothing of pip's
+			b.archives = readReport(text.Bytes())
+		}
+		return b.remove(ctx, pipReport)
+	}, nil
+}
+
+// readReport returns the digests of the archives that pip installed from an index, by name and version. What is no
+// report of pip's has none.
+func readReport(text []byte) map[[2]string]string {
+	var r struct {
+		Install []struct {
+			IsDirect bool `json:"is_direct"`
+			Download struct {
+				Archive struct {
+					Hashes map[string]string
+				} `json:"archive_info"`
+			} `json:"download_info"`
+			Metadata struct{ Name, Version string }
+		}
+	}
+	if json.Unmarshal(text, &r) != nil {
+		return nil
+	}
+	out := map[[2]string]string{}
+	for _, i := range r.Install {
+		sum, err := hex.DecodeString(i.Download.Archive.Hashes["sha256"])
+		if err == nil && len(sum) == sha256.Size && !i.IsDirect {
+			out[[2]string{canonicalPython(i.Metadata.Name), i.Metadata.Version}] = "sha256:" + hex.EncodeToString(sum)
+		}
+	}
+	return out
+}
+
 // brings returns the packages that a step installed, or gave another version, of those that can be pinned: dpkg's,
 // and pip's from an index.
-func (x *execution) brings(ctx context.Context, from string, t *rootfs.Tree, changes []sandbox.Change) ([]Package, error) {
+func (x *execution) brings(ctx context.Context, from string, t *rootfs.Tree, changes []sandbox.Change, archives map[[2]string]string) ([]Package, error) {
 	f := &finder{t: t}
 	for _, c := range changes {
 		p, ok := guestwire.Unescape(c.Path)
@@ -152,6 +210,11 @@ func (x *execution) brings(ctx context.Context, from string, t *rootfs.Tree, cha
 			if err := f.python(dir, dir+"/METADATA"); err != nil {
 				return nil, err
 			}
+		}
+	}
+	for i, p := range f.found {
+		if p.Manager == "pip" {
+			f.found[i].Archive = archives[[2]string{p.Name, p.Version}]
 		}
 	}
 	slices.SortFunc(f.found, byName)

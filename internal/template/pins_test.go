@@ -67,9 +67,9 @@ func TestDriftNamesPackages(t *testing.T) {
 		{lock("1", "a", "r"), ""},
 		{lock("2", "b", "s"), "step 1 (RUN x) gave other files: pip x is 2, was 1"},
 		{lock("1", "b", "s"), "step 1 (RUN x) gave other files: pip x 1 has other files than it had in this version"},
-		{lock("1", "b", "r"), "step 1 (RUN x) gave other files"},
+		{lock("1", "b", "r"), "step 1 (RUN x) gave other files: /etc/x"},
 	} {
-		err := drift(lock("1", "a", "r"), c.got)
+		err := drift(lock("1", "a", "r"), c.got, func(int) string { return "/etc/x" })
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"maps"
 	"path"
 	"slices"
@@ -42,7 +43,7 @@ func (a *runAction) prepare(ctx context.Context, x *execution, s *state) (*work,
 	// What tools are asked to do so that a build gives the same files again, unless the build says otherwise.
 	for name, value := range map[string]string{
 		"SOURCE_DATE_EPOCH": strconv.FormatInt(x.epoch().Unix(), 10), "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-		"DEBIAN_FRONTEND": "noninteractive",
+		"DEBIAN_FRONTEND": "noninteractive", "PYTHONHASHSEED": "0",
 	} {
 		if _, set := c.env[name]; !set {
 			c.env[name] = value
@@ -100,10 +101,14 @@ func (a *runAction) run(ctx context.Context, b *box, c command, placed []*placem
 	if err != nil {
 		return err
 	}
+	report, err := b.report(ctx, &c)
+	if err != nil {
+		return err
+	}
 	if err := b.run(ctx, c); err != nil {
 		return err
 	}
-	if err := unpin(); err != nil {
+	if err := errors.Join(unpin(), report()); err != nil {
 		return err
 	}
 	for _, p := range slices.Backward(placed) {
