@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds templates base and code-interpreter from scratch on a server of its own, and uses them: sudo, apt,
-# python, git; section F of the battery in profile standard; IPython, matplotlib, Node.js.
+# python, git; section F of the battery in profile standard; IPython, matplotlib, Node.js. Builds a Python service with
+# apt and pip steps upon base, twice to the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,4 +41,42 @@ check function node -p 'typeof require("module").stripTypeScriptTypes'
 check ok sh -c 'npm --version >/dev/null && echo ok'
 check '' sh -c 'find / -xdev -uid 1878982656 -o -path /tmp/casemate-build'
 check '' sh -c 'ls /home/user'
-echo "base, code-interpreter: ok"
+
+# A company's proxy may answer for the registries, at an address that a rule must name.
+site=$(apt-get indextargets --format '$(SITE)' | head -n 1)
+site=${site#*//}
+address=$(getent ahostsv4 "${site%%/*}" | awk 'NR == 1 { print $1 }')
+net=(--net registries)
+case $address in
+10.* | 172.1[6-9].* | 172.2?.* | 172.3[01].* | 192.168.* | 192.0.2.* | 198.51.100.* | 203.0.113.*) net+=(--allow "$address") ;;
+esac
+mkdir "$work/service"
+cat >"$work/service/Dockerfile" <<'END'
+FROM base
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv nginx-light dbus fontconfig && rm -rf /var/lib/apt/lists/*
+WORKDIR /srv/app
+COPY app.py .
+RUN python3 -m venv /srv/venv && /srv/venv/bin/pip install flask gunicorn
+RUN /srv/venv/bin/python -m compileall -q .
+ENV PATH=/srv/venv/bin:$PATH
+USER user
+END
+printf 'from flask import Flask\n\napp = Flask(__name__)\n' >"$work/service/app.py"
+bin/casemate template build -t service --no-cache "${net[@]}" --requirements "$work/service/requirements.lock" "$work/service"
+bin/casemate template build -t service --no-cache --locked "${net[@]}" --requirements "$work/service/requirements.lock" "$work/service"
+mapfile -t builds < <(bin/casemate template history service | awk 'NR > 1 { print $1 }')
+bin/casemate template diff "${builds[1]}" "${builds[0]}"
+# With the digests, pip itself refuses an archive that is another.
+cat >"$work/service/Dockerfile" <<'END'
+FROM service
+USER root
+COPY requirements.lock .
+RUN python3 -m venv /srv/second && /srv/second/bin/pip install -r requirements.lock
+END
+bin/casemate template build -t second "${net[@]}" "$work/service"
+sed -i 's/sha256:......../sha256:00000000/' "$work/service/requirements.lock"
+if bin/casemate template build -t third "${net[@]}" "$work/service"; then
+	echo 'a build took an archive whose digest is another' >&2
+	exit 1
+fi
+echo "base, code-interpreter, a service twice: ok"

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/moby/patternmatcher"
 	"github.com/moby/patternmatcher/ignorefile"
@@ -36,7 +37,7 @@ func (a *app) packDir(ctx context.Context, dir string, f *buildFlags, w io.Write
 		lock = "" // it lies elsewhere
 	}
 	buffered := bufio.NewWriterSize(w, 1<<20)
-	out := tar.NewWriter(buffered)
+	out := &packer{Writer: tar.NewWriter(buffered), root: root, sent: map[[2]uint64]string{}}
 	err = fs.WalkDir(root.FS(), ".", func(p string, d fs.DirEntry, err error) error {
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return err
@@ -54,7 +55,7 @@ func (a *app) packDir(ctx context.Context, dir string, f *buildFlags, w io.Write
 			}
 			return nil
 		}
-		return a.packFile(root, p, d, out)
+		return a.packFile(p, d, out)
 	})
 	if err != nil {
 		return err
@@ -88,7 +89,30 @@ func ignoreRules(dir, dockerfile string) (*patternmatcher.PatternMatcher, error)
 	return m, nil
 }
 
-func (a *app) packFile(root *os.Root, p string, d fs.DirEntry, out *tar.Writer) error {
+// packer writes the files of a directory.
+type packer struct {
+	*tar.Writer
+	root *os.Root
+	// sent are the first names of files that have several, by device and inode.
+	sent map[[2]uint64]string
+}
+
+// first returns the name under which a file was sent before; "": it was not.
+func (p *packer) first(name string, info fs.FileInfo) string {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() || st.Nlink < 2 {
+		return ""
+	}
+	key := [2]uint64{st.Dev, st.Ino}
+	first := p.sent[key]
+	if first == "" {
+		p.sent[key] = name
+	}
+	return first
+}
+
+func (a *app) packFile(p string, d fs.DirEntry, out *packer) error {
+	root := out.root
 	info, err := d.Info()
 	if err != nil {
 		return err
@@ -114,10 +138,14 @@ func (a *app) packFile(root *os.Root, p string, d fs.DirEntry, out *tar.Writer) 
 		h.Name = strings.TrimSuffix(p, "/") + "/"
 	}
 	h.Format = tar.FormatPAX
+	first := out.first(p, info)
+	if first != "" {
+		h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
+	}
 	if err := out.WriteHeader(h); err != nil {
 		return err
 	}
-	if !info.Mode().IsRegular() {
+	if first != "" || !info.Mode().IsRegular() {
 		return nil
 	}
 	f, err := root.Open(p)

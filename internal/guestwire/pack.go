@@ -17,8 +17,8 @@ import (
 // single entry make a single file.
 type UnpackRequest struct {
 	PathRequest
-	// Owner is "user", "user:group" or ":group", by name or number, to whom everything belongs; "": to whom the
-	// entries say.
+	// Owner is "user", "user:group" or ":group", by name or number, to whom everything belongs that is made; "": to
+	// whom the entries say.
 	Owner string `json:"owner,omitempty"`
 }
 

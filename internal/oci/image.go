@@ -171,18 +171,30 @@ func chainIDs(diffs []v1.Hash) []string {
 
 // settingsOf is what an image's configuration says of the processes in it.
 func settingsOf(c v1.Config) rootfs.Settings {
-	return rootfs.Settings{
+	s := rootfs.Settings{
 		Env: c.Env, User: c.User, Dir: c.WorkingDir, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Labels: c.Labels,
-		Exposed: sortedKeys(c.ExposedPorts), Volumes: sortedKeys(c.Volumes), Shell: c.Shell, StopSignal: c.StopSignal,
+		Exposed: sortedKeys(c.ExposedPorts), Volumes: sortedKeys(c.Volumes), Shell: c.Shell, StopSignal: c.StopSignal, OnBuild: c.OnBuild,
 	}
+	if h := c.Healthcheck; h != nil {
+		s.Healthcheck = &rootfs.Healthcheck{
+			Test: h.Test, Interval: h.Interval, Timeout: h.Timeout, StartPeriod: h.StartPeriod, Retries: h.Retries,
+		}
+	}
+	return s
 }
 
 // configOf is the other way round.
 func configOf(s rootfs.Settings) v1.Config {
-	return v1.Config{
+	c := v1.Config{
 		Env: s.Env, User: s.User, WorkingDir: s.Dir, Entrypoint: s.Entrypoint, Cmd: s.Cmd, Labels: s.Labels,
-		ExposedPorts: setOf(s.Exposed), Volumes: setOf(s.Volumes), Shell: s.Shell, StopSignal: s.StopSignal,
+		ExposedPorts: setOf(s.Exposed), Volumes: setOf(s.Volumes), Shell: s.Shell, StopSignal: s.StopSignal, OnBuild: s.OnBuild,
 	}
+	if h := s.Healthcheck; h != nil {
+		c.Healthcheck = &v1.HealthConfig{
+			Test: h.Test, Interval: h.Interval, Timeout: h.Timeout, StartPeriod: h.StartPeriod, Retries: h.Retries,
+		}
+	}
+	return c
 }
 
 func sortedKeys(m map[string]struct{}) []string { return slices.Sorted(maps.Keys(m)) }

@@ -39,7 +39,9 @@ type Healthcheck struct {
 	Interval    time.Duration `json:"interval,omitempty"`
 	Timeout     time.Duration `json:"timeout,omitempty"`
 	StartPeriod time.Duration `json:"start_period,omitempty"`
-	Retries     int           `json:"retries,omitempty"`
+	// StartInterval is a field of newer images, which no library of ours writes: it does not go out with an export.
+	StartInterval time.Duration `json:"start_interval,omitempty"`
+	Retries       int           `json:"retries,omitempty"`
 }
 
 // lockedUser is who runs everything in profile locked where the template's user is root: that profile has

@@ -99,3 +99,11 @@ func (s *Server) imageCommits() func(ctx context.Context, p sandbox.Principal, r
 		return s.images.CommitOf(ctx, s.manager, p, ref, progress)
 	}
 }
+
+// scratch makes the template without files for whoever builds upon it; nil: no images are taken in.
+func (s *Server) scratch() func(ctx context.Context) error {
+	if s.images == nil {
+		return nil
+	}
+	return s.images.Scratch
+}

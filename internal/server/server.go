@@ -261,7 +261,7 @@ func (s *Server) closeManager() {
 func (s *Server) openBuilder(ctx context.Context) (err error) {
 	s.builder, err = template.New(ctx, template.Config{
 		Manager: s.manager, DB: s.db, Dir: filepath.Join(s.cfg.DataDir, "builds"), Log: s.log, Images: s.imageCommits(),
-		Aliases: s.cfg.ImageAliases,
+		Scratch: s.scratch(), Aliases: s.cfg.ImageAliases,
 	})
 	if err != nil {
 		return fmt.Errorf("open builder: %w", err)

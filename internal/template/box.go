@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/sandbox"
 )
 
@@ -34,7 +35,7 @@ func (x *execution) openBox(ctx context.Context, s *state, spec sandbox.Spec) (*
 	}
 	b := &box{x: x, id: made.ID}
 	if made.Spec.Profile == sandbox.Standard {
-		b.root = "root"
+		b.root = "0" // an image may have no file of users
 	}
 	if b.files, err = x.b.m.Files(ctx, x.p, made.ID); err != nil {
 		b.close()
@@ -78,6 +79,25 @@ func (b *box) isDir(ctx context.Context, path string) (bool, error) {
 		return false, nil
 	}
 	return err == nil && info.Type == "dir", err
+}
+
+// followed returns where a path leads to through symbolic links, whose last may lead to nothing.
+func (b *box) followed(ctx context.Context, p string) (string, error) {
+	for range maxLinks {
+		info, err := b.files.Stat(ctx, b.asRoot(p))
+		if errs.Is(err, errs.NotFound) || err == nil && info.Type != guestwire.TypeSymlink {
+			return p, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		target := info.Target
+		if !path.IsAbs(target) {
+			target = path.Dir(p) + "/" + target
+		}
+		p = path.Clean(target)
+	}
+	return "", errs.New(errs.InvalidArgument, "too many symbolic links: %s", p)
 }
 
 // unpack puts a tree below a directory. write gives the tree.
@@ -147,7 +167,7 @@ func (b *box) run(ctx context.Context, c command) error {
 
 // ended turns the end of a command into an error; nil: it went well.
 func ended(c command, end sandbox.Process, sink *logSink, limit time.Duration) error {
-	e := &exitError{shown: c.shown, code: -1, last: sink.last}
+	e := &exitError{shown: c.shown, code: -1, last: sink.last.text}
 	hint := ""
 	switch {
 	case end.End == sandbox.EndExited && end.Code == 0:
@@ -181,18 +201,33 @@ func ended(c command, end sandbox.Process, sink *logSink, limit time.Duration) e
 // logSink takes a command's output into the log.
 type logSink struct {
 	streams map[sandbox.Stream]*lines
-	// last is the last line that it printed.
-	last string
+	// last is what it printed last.
+	last lastWords
 	x    *execution
+}
+
+// lastWords are the last line that a command printed, with those of before that it only goes on with.
+type lastWords struct{ text string }
+
+// maxLastWords bounds them, in bytes.
+const maxLastWords = 500
+
+func (l *lastWords) add(line string) {
+	trimmed := strings.TrimSpace(line)
+	switch {
+	case trimmed == "":
+	case l.text == "" || line[0] != ' ' && line[0] != '\t':
+		l.text = trimmed
+	case len(l.text)+len(trimmed) < maxLastWords:
+		l.text += " " + trimmed
+	}
 }
 
 func newLogSink(x *execution) *logSink {
 	s := &logSink{x: x, streams: map[sandbox.Stream]*lines{}}
 	for stream, name := range map[sandbox.Stream]string{sandbox.Stdout: "stdout", sandbox.Stderr: "stderr"} {
 		s.streams[stream] = &lines{emit: func(text string) {
-			if strings.TrimSpace(text) != "" {
-				s.last = text
-			}
+			s.last.add(text)
 			x.log.add(Info, x.step, name, text)
 		}}
 	}

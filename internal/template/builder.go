@@ -39,6 +39,8 @@ type Config struct {
 	// Images pulls an image, or finds it pulled, and returns a commit of its files whose spec carries its
 	// configuration; nil: images can't be built upon.
 	Images func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error)
+	// Scratch sees to it that there is a template "scratch", which holds no files; nil: it can't.
+	Scratch func(ctx context.Context) error
 }
 
 // Builder builds templates. Its methods are safe for concurrent use.
@@ -216,6 +218,9 @@ func (b *Builder) Start(ctx context.Context, p sandbox.Principal, r Request) (Bu
 	}
 	todo, err := compile(r)
 	if err != nil {
+		return Build{}, err
+	}
+	if r.Epoch, err = epochOf(r); err != nil {
 		return Build{}, err
 	}
 	r.ID = cmp.Or(r.ID, id.New(id.Build))

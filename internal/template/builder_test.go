@@ -195,15 +195,122 @@ func TestRequestsThatCantBe(t *testing.T) {
 		"not both":            {Name: "web", From: "base", Dockerfile: &Dockerfile{Text: "FROM base"}},
 		"Dockerfile:2: ":      {Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\nRUNN x"}},
 		"Dockerfile:3: RUN -": {Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\n\nRUN --mount=type=secret,id=x true"}},
-		"no ARG V":            {Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\n", Args: map[string]string{"V": "1"}}},
 		"no stage nothing":    {Name: "web", Dockerfile: &Dockerfile{Text: "FROM base AS one\n", Target: "nothing"}},
 		"is not downloaded":   {Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\nADD https://example.com/x /x\n"}},
+		"no number of sec":    {Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\n", Args: map[string]string{"SOURCE_DATE_EPOCH": "now"}}},
 	} {
 		_, err := s.Start(context.Background(), alice, r)
 		text, _ := errs.PublicText(err)
 		if err == nil || !strings.Contains(text, want) {
 			t.Errorf("%v does not say %q", err, want)
 		}
+	}
+}
+
+// What a Dockerfile asks for that can't be is refused before anything is built, and the error names the line.
+func TestRefusedInstructions(t *testing.T) {
+	s := newWorld(t).serve()
+	for instruction, want := range map[string]string{
+		"RUN --mount=type=secret,id=x true": "no secret ever enters", "RUN --mount=type=ssh true": "no agent's socket",
+		"RUN --network=host true": "never the host's network", "RUN --security=insecure true": "no step leaves its walls",
+		"RUN --device=vendor.com/x=all true": "no device of this machine", "RUN --nope true": "unknown flag: --nope",
+		"ADD https://example.com/x /x": "is not downloaded", "ADD git@example.com:x.git /x": "is not downloaded",
+		"ADD --checksum=sha256:00 https://example.com/x /x": "it downloads nothing", "COPY https://example.com/x /x": "COPY takes files",
+		"COPY --from=0 /a /b": "there is no stage 0 before this one", "COPY --from=7 /a /b": "there is no stage 7 before this one",
+		"RUN --mount=from=0,target=/x true": "there is no stage 0 before this one", "COPY --from=$X /a /b": "variables are not expanded here",
+		"ONBUILD ONBUILD RUN true": "ONBUILD", "ONBUILD FROM base": "FROM isn't allowed", "ONBUILD NOPE": "unknown instruction",
+		"NOPE x": "unknown instruction", "EXPOSE": "requires at least one argument", "COPY <<A <<B /x\n1\nA\n2\nB": "",
+	} {
+		text := "FROM base AS one\n" + instruction + "\n"
+		_, err := s.Start(context.Background(), alice, Request{Name: "web", Dockerfile: &Dockerfile{Text: text}})
+		public, _ := errs.PublicText(err)
+		if want != "" && (err == nil || !strings.HasPrefix(public, "Dockerfile:2: ") || !strings.Contains(public, want)) {
+			t.Errorf("%s: %v, want %q", instruction, err, want)
+		}
+	}
+	for syntax, ok := range map[string]bool{
+		"docker/dockerfile:1": true, "docker.io/docker/dockerfile:1.7-labs": true, "docker/dockerfile-upstream:master": true,
+		"evil/dockerfile:1": false, "docker/dockerfiles": false,
+	} {
+		_, err := s.Start(context.Background(), alice, Request{Name: "web", Dockerfile: &Dockerfile{Text: "# syntax=" + syntax + "\nFROM base\n"}})
+		if (err == nil) != ok {
+			t.Errorf("# syntax=%s: %v", syntax, err)
+		}
+	}
+	for instruction, want := range map[string]string{
+		"EXPOSE 0": "that is no port", "EXPOSE 9-8": "that is no port", "EXPOSE 1-9000": "more than 4096 ports", "STOPSIGNAL SIGFOO": "that is no signal",
+		"COPY --chmod=u+x a b": "no mode", "RUN --mount=target=/ true": "would hide everything",
+	} {
+		b := s.build(alice, Request{Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\n" + instruction + "\n"}})
+		if b.State != Failed || !strings.Contains(b.Reason.Message, want) || b.Reason.At != "Dockerfile:2" {
+			t.Errorf("%s: %s %+v, want %q", instruction, b.State, b.Reason, want)
+		}
+	}
+}
+
+func TestOnBuild(t *testing.T) {
+	s := newWorld(t).serve()
+	parent := s.build(alice, Request{Name: "parent", Dockerfile: &Dockerfile{Text: `FROM base
+ONBUILD ARG WHO=nobody
+ONBUILD RUN echo "trigger for $WHO"
+ONBUILD ENV FROM=trigger
+RUN echo "in the parent: ${FROM:-nothing}"
+`}})
+	if parent.State != Ready || len(parent.Image.OnBuild) != 3 {
+		t.Fatalf("%+v %+v", parent.Reason, parent.Image)
+	}
+	if log := s.logText(alice, parent.ID); !strings.Contains(log, "|stdout|in the parent: nothing") || strings.Contains(log, "|stdout|trigger") {
+		t.Errorf("the parent's log is:\n%s", log)
+	}
+	child := s.build(alice, Request{Name: "child", Dockerfile: &Dockerfile{
+		Text: "FROM parent AS one\nRUN echo \"child: $FROM\"\nFROM one\nRUN echo grandchild\n", Args: map[string]string{"WHO": "me"},
+	}})
+	log := s.logText(alice, child.ID)
+	for _, want := range []string{`base||ONBUILD RUN echo "trigger for $WHO"`, "base|stdout|trigger for me", "1|stdout|child: trigger", "2|stdout|grandchild"} {
+		if strings.Count(log, want) != 1 {
+			t.Errorf("the log has not %q once:\n%s", want, log)
+		}
+	}
+	if child.State != Ready || len(child.Image.OnBuild) != 0 || child.Of != 5 || child.Done != 5 {
+		t.Errorf("%d of %d, %+v %+v", child.Done, child.Of, child.Reason, child.Image)
+	}
+	// Those of a stage are run for the stages upon it, and a step of E2B's kind has none.
+	stages := s.build(alice, Request{Name: "stages", Dockerfile: &Dockerfile{Text: "FROM base AS a\nONBUILD RUN echo triggered\nFROM a AS b\nFROM b\n"}})
+	if n := strings.Count(s.logText(alice, stages.ID), "|stdout|triggered"); n != 1 {
+		t.Errorf("the trigger ran %d times", n)
+	}
+	steps := s.build(alice, Request{Name: "steps", From: "parent", Steps: []Step{run("true")}})
+	if log := s.logText(alice, steps.ID); steps.State != Ready || !strings.Contains(log, "ONBUILD of parent is not run") {
+		t.Errorf("%+v\n%s", steps.Reason, log)
+	}
+}
+
+func TestArgs(t *testing.T) {
+	s := newWorld(t).serve()
+	b := s.build(alice, Request{Name: "web", Dockerfile: &Dockerfile{
+		Args: map[string]string{"GIVEN": "g", "http_proxy": "http://proxy:1", "SOURCE_DATE_EPOCH": "1000000000"}, Text: `ARG TOP=top
+FROM base AS one
+RUN echo "1 ${TOP:-none}"
+ARG TOP
+ARG GIVEN=x A=a B=${A}b
+RUN echo "2 $TOP $GIVEN $A $B $HTTP_PROXY $SOURCE_DATE_EPOCH"
+ENV A=env
+RUN echo "3 $A"
+ARG A=again
+RUN echo "4 $A"
+FROM one
+RUN echo "5 $TOP $A $B"
+`,
+	}})
+	log := s.logText(alice, b.ID)
+	for _, want := range []string{"1 none", "2 top g a ab http://proxy:1 1000000000", "3 env", "4 again", "5 top env ab"} {
+		if !strings.Contains(log, "|stdout|"+want+"\n") {
+			t.Errorf("the log lacks %q:\n%s", want, log)
+		}
+	}
+	unused := s.build(alice, Request{Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\nRUN echo never\n", Args: map[string]string{"V": "1"}}})
+	if unused.State != Failed || !strings.Contains(unused.Reason.Message, "no ARG V") || unused.Done != 0 {
+		t.Errorf("%s: %+v", unused.State, unused.Reason)
 	}
 }
 
@@ -220,20 +327,23 @@ FROM first
 RUN echo "second: v=${V:-none} name=$NAME"
 LABEL version=$V who="${NAME}"
 EXPOSE 80 53/udp
-ENTRYPOINT ["/bin/app"]
 CMD ["serve"]
+ENTRYPOINT ["/bin/app"]
+VOLUME /v /v
+STOPSIGNAL SIGRTMIN+3
+HEALTHCHECK --interval=5s --start-interval=1s CMD true
 USER user
 `}})
 	if b.State != Ready {
 		t.Fatalf("%+v\n%s", b.Reason, s.logText(alice, b.ID))
 	}
 	log := s.logText(alice, b.ID)
-	for _, want := range []string{"v=2 name=a b path=/opt/bin:/usr/bin:/bin", "second: v=none name=a b"} {
+	for _, want := range []string{"v=2 name=a b path=/opt/bin:/usr/bin:/bin", "second: v=2 name=a b"} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %q:\n%s", want, log)
 		}
 	}
-	if i := b.Image; i.Labels["who"] != "a b" || len(i.Exposed) != 2 || i.Cmd[0] != "serve" || i.User != "user" {
+	if i := b.Image; i.Labels["who"] != "a b" || len(i.Exposed) != 2 || len(i.Cmd) != 1 || len(i.Volumes) != 1 || i.Healthcheck.StartInterval != time.Second || i.User != "user" {
 		t.Errorf("the image is %+v", i)
 	}
 }

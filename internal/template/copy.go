@@ -26,6 +26,8 @@ type copyAction struct {
 	owner    string // as in guestwire.UnpackRequest
 	mode     string // octal, of everything; "": as in the source
 	exclude  []string
+	// optional lets a pattern match nothing.
+	optional bool
 	// parents keeps the directories of sources below the destination.
 	parents bool
 	// extract unpacks sources that are archives, as ADD does.
@@ -117,6 +119,12 @@ func (a *copyAction) prepare(ctx context.Context, x *execution, s *state) (*work
 	if err := j.match(ctx, src); err != nil {
 		return nil, err
 	}
+	for _, pattern := range j.unmatched {
+		x.say(Warning, "%s matches no file", pattern)
+	}
+	if len(j.sources)+len(c.contents) == 0 {
+		return nil, nil
+	}
 	content := src.key
 	if content == "" {
 		if content, err = j.digest(ctx, src); err != nil {
@@ -162,11 +170,12 @@ type copyJob struct {
 	// sources are the paths that are copied, links resolved; names what they are called at the destination.
 	sources []string
 	names   []string
+	// unmatched are patterns that match nothing.
+	unmatched []string
 }
 
 // match finds the sources.
 func (j *copyJob) match(ctx context.Context, t tree) error {
-	total := len(j.a.sources) + len(j.a.contents)
 	for _, pattern := range j.a.sources {
 		if err := refuseURL(pattern); err != nil {
 			return err
@@ -177,9 +186,6 @@ func (j *copyJob) match(ctx context.Context, t tree) error {
 			var err error
 			if matches, err = glob(ctx, t, clean); err != nil {
 				return err
-			}
-			if len(matches) > 1 {
-				total++
 			}
 		}
 		found := 0
@@ -194,14 +200,14 @@ func (j *copyJob) match(ctx context.Context, t tree) error {
 			found++
 			j.sources, j.names = append(j.sources, at), append(j.names, j.name(pattern, m))
 		}
+		if found == 0 && j.a.optional && hasGlob(clean) {
+			j.unmatched = append(j.unmatched, pattern)
+			continue
+		}
 		if found == 0 {
 			return errs.New(errs.NotFound, "%s is not among the files to copy from", pattern).
 				WithHint("paths are relative to the build's directory; does .dockerignore leave it out?")
 		}
-	}
-	if total > 1 && !j.toDir {
-		// As docker build has it: else each would replace the one before.
-		j.toDir = true
 	}
 	return nil
 }
@@ -220,14 +226,22 @@ func (j *copyJob) name(pattern, match string) string {
 	return match
 }
 
-func refuseURL(s string) error {
+// remote reports whether a source is a URL or a repository.
+func remote(s string) bool {
 	for _, prefix := range []string{"http://", "https://", "git@", "git://", "ssh://"} {
 		if strings.HasPrefix(s, prefix) {
-			return errs.New(errs.Unsupported, "%s is not downloaded by the builder", s).
-				WithHint("download it in a RUN step, under the build's network rules, or put it among the build's files")
+			return true
 		}
 	}
-	return nil
+	return false
+}
+
+func refuseURL(s string) error {
+	if !remote(s) {
+		return nil
+	}
+	return errs.New(errs.Unsupported, "%s is not downloaded by the builder", s).
+		WithHint("download it in a RUN step, under the build's network rules, or put it among the build's files")
 }
 
 // each visits everything below a source: rel is "" for itself.
@@ -299,31 +313,111 @@ func (j *copyJob) run(ctx context.Context, t tree, b *box) error {
 			return err
 		}
 	}
-	asDir := j.toDir || there
 	top, single := dest, ""
-	if !asDir && len(j.sources)+len(j.a.contents) == 1 {
-		isFile := len(j.a.contents) == 1
-		if !isFile {
-			n, err := t.lstat(j.sources[0])
-			if err != nil {
+	if !j.toDir && !there {
+		one, err := j.oneFile(t)
+		if err != nil {
+			return err
+		}
+		if one {
+			if dest, err = b.followed(ctx, dest); err != nil {
 				return err
 			}
-			isFile = n.Type != guestwire.TypeDir
-		}
-		if isFile {
 			top, single = path.Dir(dest), path.Base(dest)
 		}
 	}
-	return b.unpack(ctx, top, j.a.owner, func(w io.Writer) error {
+	if err := j.unpack(ctx, t, b, top, single, false); err != nil || !j.a.extract {
+		return err
+	}
+	return j.unpack(ctx, t, b, top, single, true)
+}
+
+// unpack gives a sandbox either what archives hold, with the owners that they say, or the other sources.
+func (j *copyJob) unpack(ctx context.Context, t tree, b *box, top, single string, archives bool) error {
+	owner := j.a.owner
+	if archives {
+		owner = ""
+	}
+	return b.unpack(ctx, top, owner, func(w io.Writer) error {
 		buffered := bufio.NewWriterSize(w, 256<<10)
-		if err := j.write(ctx, t, guestwire.NewPack(buffered), single); err != nil {
+		p := guestwire.NewPack(buffered)
+		write := func() error { return j.write(ctx, t, p, single) }
+		if archives {
+			write = func() error { return j.extractAll(ctx, t, p) }
+		}
+		if err := write(); err != nil {
 			return err
 		}
 		return buffered.Flush()
 	})
 }
 
-// write gives all sources. single is what the only one of them is called; "": its own name.
+// extractAll gives what all archives among the sources hold.
+func (j *copyJob) extractAll(ctx context.Context, t tree, p *guestwire.Pack) error {
+	for _, from := range j.sources {
+		if is, err := j.extracts(t, from); err != nil {
+			return err
+		} else if is {
+			if err := j.extract(ctx, t, from, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// extracts reports whether a source is an archive that is unpacked.
+func (j *copyJob) extracts(t tree, from string) (bool, error) {
+	n, err := t.lstat(from)
+	if err != nil || !j.a.extract || n.Type != guestwire.TypeFile {
+		return false, err
+	}
+	return isArchive(t, from)
+}
+
+// oneFile reports whether all that is copied is one file, and no archive to unpack. Several files need a directory.
+func (j *copyJob) oneFile(t tree) (bool, error) {
+	files := len(j.a.contents)
+	for _, from := range j.sources {
+		n, err := t.lstat(from)
+		if err != nil {
+			return false, err
+		}
+		is, err := j.extracts(t, from)
+		if err != nil {
+			return false, err
+		}
+		if n.Type != guestwire.TypeDir && !is {
+			files++
+		}
+	}
+	if files > 1 {
+		// Each would replace the one before.
+		return false, errs.New(errs.InvalidArgument, "%d files are copied to %s, which is no directory", files, j.a.dest).
+			WithHint("end the destination with a slash")
+	}
+	return files == 1 && !j.a.parents, nil
+}
+
+// isArchive reports whether a file is an archive that ADD unpacks.
+func isArchive(t tree, p string) (bool, error) {
+	in, err := t.open(p)
+	if err != nil {
+		return false, err
+	}
+	defer in.Close()
+	plain, err := decompress(in)
+	if errs.Is(err, errs.Unsupported) {
+		return false, err
+	}
+	if err != nil {
+		return false, nil //nolint:nilerr // it only begins like a compressed file: it is copied as it is
+	}
+	defer plain.Close()
+	return isTar(bufio.NewReaderSize(plain, 64<<10)), nil
+}
+
+// write gives all sources that are no archives to unpack. single is what the only one of them is called; "": its own name.
 func (j *copyJob) write(ctx context.Context, t tree, p *guestwire.Pack, single string) error {
 	for _, f := range j.a.contents {
 		e := guestwire.Entry{Path: or(single, path.Base(f.name)), Type: guestwire.TypeFile, Mode: 0o644, Size: int64(len(f.data))}
@@ -338,14 +432,10 @@ func (j *copyJob) write(ctx context.Context, t tree, p *guestwire.Pack, single s
 		if err != nil {
 			return err
 		}
-		if j.a.extract && n.Type == guestwire.TypeFile {
-			done, err := j.extract(ctx, t, from, p)
-			if err != nil {
-				return err
-			}
-			if done {
-				continue
-			}
+		if is, err := j.extracts(t, from); err != nil {
+			return err
+		} else if is {
+			continue
 		}
 		under := "" // a directory's contents are copied, not itself
 		if n.Type != guestwire.TypeDir || j.a.parents {
@@ -392,31 +482,30 @@ func (j *copyJob) dress(e *guestwire.Entry) {
 	if j.mode != nil && e.Type != guestwire.TypeSymlink {
 		e.Mode = *j.mode
 	}
-	if e.MTime == 0 || e.MTime > j.epoch {
-		e.MTime = j.epoch
-	}
+	e.MTime = j.time(e.MTime)
 }
 
-// extract gives what an archive holds; false: it is none.
-func (j *copyJob) extract(ctx context.Context, t tree, from string, p *guestwire.Pack) (bool, error) {
+// time is at most what the build says.
+func (j *copyJob) time(at int64) int64 {
+	if at == 0 || at > j.epoch {
+		return j.epoch
+	}
+	return at
+}
+
+// extract gives what an archive holds.
+func (j *copyJob) extract(ctx context.Context, t tree, from string, p *guestwire.Pack) error {
 	in, err := t.open(from)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer in.Close()
 	plain, err := decompress(in)
-	if errs.Is(err, errs.Unsupported) {
-		return false, err
-	}
 	if err != nil {
-		return false, nil //nolint:nilerr // it only begins like a compressed file: it is copied as it is
+		return err
 	}
 	defer plain.Close()
-	r := bufio.NewReaderSize(plain, 64<<10)
-	if !isTar(r) {
-		return false, nil
-	}
-	return true, j.unpackTar(ctx, tar.NewReader(r), p)
+	return j.unpackTar(ctx, tar.NewReader(bufio.NewReaderSize(plain, 64<<10)), p)
 }
 
 // isTar reports whether a stream begins as a tar archive does.
@@ -449,7 +538,7 @@ func (j *copyJob) unpackTar(ctx context.Context, r *tar.Reader, p *guestwire.Pac
 			continue
 		}
 		e.UID, e.GID = clampID(h.Uid), clampID(h.Gid)
-		j.dress(&e)
+		e.MTime = j.time(e.MTime)
 		if err := p.Add(e, r); err != nil {
 			return err
 		}

@@ -32,7 +32,8 @@ type dockerfile struct {
 	byName map[string]*stage
 	// globals are ARGs before the first FROM, with their values, and those that every builder knows.
 	globals map[string]string
-	used    map[string]bool // of Args
+	// used are those of Args that an ARG declares. Triggers of what a build begins with add to them.
+	used map[string]bool
 }
 
 // compileDockerfile turns a Dockerfile into a plan of the stages that its target needs.
@@ -41,6 +42,9 @@ func compileDockerfile(r Request) (*plan, error) {
 	d.Name = or(d.Name, "Dockerfile")
 	if len(d.Text) > maxDockerfile {
 		return nil, errs.New(errs.InvalidArgument, "%s is longer than %d bytes", d.Name, maxDockerfile)
+	}
+	if err := d.frontend(); err != nil {
+		return nil, err
 	}
 	parsed, err := parser.Parse(strings.NewReader(d.Text))
 	if err != nil {
@@ -63,7 +67,7 @@ func compileDockerfile(r Request) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{}
+	p := &plan{unused: d.unused}
 	d.need(p, target)
 	count := 0
 	for _, s := range p.stages {
@@ -71,22 +75,7 @@ func compileDockerfile(r Request) (*plan, error) {
 			s.ops[i].step = number(&count)
 		}
 	}
-	for name := range d.Args {
-		if !d.used[name] && !predefined(name) {
-			return nil, errs.New(errs.InvalidArgument, "%s has no ARG %s, for which a value is given", d.Name, name).
-				WithHint("declare it, or leave --build-arg %s out", name)
-		}
-	}
 	return p, nil
-}
-
-// predefined reports whether an ARG needs no declaration.
-func predefined(name string) bool {
-	switch strings.ToUpper(name) {
-	case "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY", "SOURCE_DATE_EPOCH":
-		return true
-	}
-	return strings.HasPrefix(name, "BUILDKIT_")
 }
 
 // syntax turns an error of the parser into one that names the line.
@@ -105,16 +94,6 @@ func (d *dockerfile) at(where []parser.Range) string {
 		return d.Name
 	}
 	return d.Name + ":" + strconv.Itoa(where[0].Start.Line)
-}
-
-// platformArgs are the ARGs that every builder knows: a sandbox is of the server's own platform.
-func platformArgs() map[string]string {
-	all := map[string]string{}
-	for _, side := range []string{"TARGET", "BUILD"} {
-		all[side+"PLATFORM"] = runtime.GOOS + "/" + runtime.GOARCH
-		all[side+"OS"], all[side+"ARCH"], all[side+"VARIANT"] = runtime.GOOS, runtime.GOARCH, ""
-	}
-	return all
 }
 
 // env is what words are expanded from.
@@ -160,34 +139,6 @@ func expandBy(lex *shell.Lex, word string, from env) (string, error) {
 	return out, err
 }
 
-// meta reads the ARGs before the first FROM.
-func (d *dockerfile) meta(args []instructions.ArgCommand) error {
-	d.globals = platformArgs()
-	for _, c := range args {
-		err := c.Expand(func(word string) (string, error) { return d.expand(word, d.globals) })
-		if err != nil {
-			return errs.Wrap(err, errs.InvalidArgument, "%s: %v", d.at(c.Location()), err)
-		}
-		for _, a := range c.Args {
-			if v, ok := d.arg(a.Key); ok {
-				d.globals[a.Key] = v
-			} else if a.Value != nil {
-				d.globals[a.Key] = *a.Value
-			}
-		}
-	}
-	return nil
-}
-
-// arg returns the value that the request gives an ARG.
-func (d *dockerfile) arg(name string) (string, bool) {
-	v, ok := d.Args[name]
-	if ok {
-		d.used[name] = true
-	}
-	return v, ok
-}
-
 // stage reads one stage.
 func (d *dockerfile) stage(st *instructions.Stage) error {
 	at := d.at(st.Location)
@@ -209,17 +160,15 @@ func (d *dockerfile) stage(st *instructions.Stage) error {
 				WithHint("leave --platform out")
 		}
 	}
-	s := &stage{name: st.Name, base: base, from: d.byName[strings.ToLower(base)], at: at, args: maps.Clone(d.globals)}
-	for name := range platformArgs() {
-		delete(s.args, name) // in a stage they must be declared
-	}
-	s.args = map[string]string{}
-	d.stages = append(d.stages, s)
+	s := &stage{name: st.Name, base: base, from: d.byName[strings.ToLower(base)], at: at, docker: d, before: len(d.stages)}
 	for _, c := range st.Commands {
-		if err := d.command(s, c); err != nil {
+		o, err := d.command(s, c, d.at(c.Location()))
+		if err != nil {
 			return err
 		}
+		s.ops = append(s.ops, o)
 	}
+	d.stages = append(d.stages, s)
 	if st.Name != "" {
 		d.byName[strings.ToLower(st.Name)] = s
 	}
@@ -231,7 +180,7 @@ func (d *dockerfile) target() (*stage, error) {
 	if d.Target == "" {
 		return d.stages[len(d.stages)-1], nil
 	}
-	if s := d.stageNamed(d.Target); s != nil {
+	if s := d.stageNamed(d.Target, len(d.stages)); s != nil {
 		return s, nil
 	}
 	var names []string
@@ -243,12 +192,12 @@ func (d *dockerfile) target() (*stage, error) {
 	return nil, errs.New(errs.NotFound, "%s has no stage %s", d.Name, d.Target).WithHint("it has: %s", strings.Join(names, ", "))
 }
 
-// stageNamed finds a stage by its name or number.
-func (d *dockerfile) stageNamed(ref string) *stage {
-	if s := d.byName[strings.ToLower(ref)]; s != nil {
+// stageNamed finds one of the first so many stages by its name or number.
+func (d *dockerfile) stageNamed(ref string, among int) *stage {
+	if s := d.byName[strings.ToLower(ref)]; s != nil && s.before < among {
 		return s
 	}
-	if n, err := strconv.Atoi(ref); err == nil && n >= 0 && n < len(d.stages) {
+	if n, err := strconv.Atoi(ref); err == nil && n >= 0 && n < min(among, len(d.stages)) {
 		return d.stages[n]
 	}
 	return nil
@@ -278,28 +227,27 @@ func (d *dockerfile) need(p *plan, s *stage) {
 type dockerStep struct {
 	d     *dockerfile
 	c     instructions.Command
+	in    *stage
 	needs []*stage // that it copies from
 }
 
-// command reads one instruction. What can't be done is refused here, before anything is built.
-func (d *dockerfile) command(s *stage, c instructions.Command) error {
-	step := &dockerStep{d: d, c: c}
-	at := d.at(c.Location())
+// command reads one instruction of a stage. What can't be done is refused here, before anything is built.
+func (d *dockerfile) command(in *stage, c instructions.Command, at string) (op, error) {
+	step := &dockerStep{d: d, c: c, in: in}
 	if err := step.check(); err != nil {
 		text, hint := errs.PublicText(err)
 		out := errs.Wrap(err, errs.KindOf(err), "%s: %s", at, text)
 		if hint != "" {
 			out = out.WithHint("%s", hint)
 		}
-		return out
+		return op{}, out
 	}
 	if a, ok := c.(*instructions.ArgCommand); ok {
 		for _, kv := range a.Args {
 			d.arg(kv.Key) // now, so that one that is not used is told of at once
 		}
 	}
-	s.ops = append(s.ops, op{at: at, text: sourceText(c), do: step})
-	return nil
+	return op{at: at, text: sourceText(c), do: step}, nil
 }
 
 // sourceText is an instruction as it was written, on one line.
@@ -328,9 +276,12 @@ func (s *dockerStep) check() error {
 	case *instructions.RunCommand:
 		return s.checkRun(c)
 	case *instructions.CopyCommand:
-		if c.From != "" {
-			if other := s.d.stageNamed(c.From); other != nil {
-				s.needs = append(s.needs, other)
+		if err := s.copiesFrom(c.From); err != nil {
+			return err
+		}
+		for _, src := range c.SourcePaths {
+			if remote(src) {
+				return errs.New(errs.InvalidArgument, "COPY takes files, and %s is none", src)
 			}
 		}
 		return nil
@@ -345,9 +296,12 @@ func (s *dockerStep) check() error {
 			}
 		}
 		return nil
+	case *instructions.OnbuildCommand:
+		_, err := parseTrigger(c.Expression)
+		return err
 	case *instructions.EnvCommand, *instructions.ArgCommand, *instructions.LabelCommand, *instructions.WorkdirCommand,
 		*instructions.UserCommand, *instructions.CmdCommand, *instructions.EntrypointCommand, *instructions.ExposeCommand,
-		*instructions.ShellCommand, *instructions.StopSignalCommand, *instructions.HealthCheckCommand, *instructions.OnbuildCommand,
+		*instructions.ShellCommand, *instructions.StopSignalCommand, *instructions.HealthCheckCommand,
 		*instructions.VolumeCommand, *instructions.MaintainerCommand:
 		return nil
 	}
@@ -369,11 +323,12 @@ func (s *dockerStep) checkRun(c *instructions.RunCommand) error {
 			return errs.New(errs.Unsupported, "RUN --mount=type=ssh: no agent's socket is shown in a sandbox").
 				WithHint("fetch over HTTPS, with a secret that is bound to the host: casemate secrets bind")
 		}
-		if m.From != "" {
-			if other := s.d.stageNamed(m.From); other != nil {
-				s.needs = append(s.needs, other)
-			}
+		if err := s.copiesFrom(m.From); err != nil {
+			return err
 		}
+	}
+	if len(instructions.GetDevices(c)) > 0 {
+		return errs.New(errs.Unsupported, "RUN --device: no device of this machine is shown in a sandbox")
 	}
 	if n := instructions.GetNetwork(c); n == instructions.NetworkHost {
 		return errs.New(errs.Unsupported, "RUN --network=host: a step reaches what the build's rules allow, and never the host's network").
@@ -385,17 +340,38 @@ func (s *dockerStep) checkRun(c *instructions.RunCommand) error {
 	return nil
 }
 
-// words returns what an instruction's words are expanded from: ENV hides ARG.
-func words(s *state) env {
-	e := env(maps.Clone(s.args))
-	for _, v := range s.env {
-		e[v.name] = v.value
+// copiesFrom notes the stage that a step copies from. "" is the context, and what is no stage is found when it is its
+// turn: a template, a commit or an image.
+func (s *dockerStep) copiesFrom(ref string) error {
+	if strings.Contains(ref, "$") {
+		return errs.New(errs.InvalidArgument, "from=%s: variables are not expanded here", ref).
+			WithHint("give the image a stage of its own: FROM %s AS name", ref)
 	}
+	other := s.d.stageNamed(ref, s.in.before)
+	if _, err := strconv.Atoi(ref); err == nil && other == nil {
+		return errs.New(errs.InvalidArgument, "from=%s: there is no stage %s before this one", ref, ref)
+	}
+	if other != nil {
+		s.needs = append(s.needs, other)
+	}
+	return nil
+}
+
+// words returns what an instruction's words are expanded from. Of an ENV and an ARG of one name the later holds.
+func words(s *state) env {
+	e := env(s.env.toMap())
+	maps.Copy(e, s.args)
 	return e
 }
 
 // prepare implements action.
 func (s *dockerStep) prepare(ctx context.Context, x *execution, st *state) (*work, error) {
+	if err := x.stages(ctx, s.needs); err != nil {
+		return nil, err
+	}
+	if c, ok := s.c.(*instructions.ArgCommand); ok {
+		return nil, s.args(c, st)
+	}
 	e := words(st)
 	word := func(w string) (string, error) { return s.d.expand(w, e) }
 	if c, ok := s.c.(instructions.SupportsSingleWordExpansion); ok {
@@ -422,25 +398,9 @@ func (s *dockerStep) prepare(ctx context.Context, x *execution, st *state) (*wor
 		a.exclude, a.extract = c.ExcludePatterns, c.Unpack == nil || *c.Unpack
 		return a.prepare(ctx, x, st)
 	case *instructions.WorkdirCommand:
-		return workdirAction{dir: func(*state) (string, error) { return c.Path, nil }}.prepare(ctx, x, st)
-	case *instructions.ArgCommand:
-		return nil, s.args(c, st)
+		return workdirAction{dir: func(*state) (string, error) { return c.Path, nil }, owner: st.image.User != ""}.prepare(ctx, x, st)
 	}
 	return nil, s.describe(st)
-}
-
-// args takes ARGs into scope.
-func (s *dockerStep) args(c *instructions.ArgCommand, st *state) error {
-	for _, a := range c.Args {
-		if v, ok := s.d.Args[a.Key]; ok {
-			st.args[a.Key] = v
-		} else if a.Value != nil {
-			st.args[a.Key] = *a.Value
-		} else if v, ok := s.d.globals[a.Key]; ok {
-			st.args[a.Key] = v
-		}
-	}
-	return nil
 }
 
 // describe does the instructions that only say something of the image.
@@ -450,6 +410,7 @@ func (s *dockerStep) describe(st *state) error {
 	case *instructions.EnvCommand:
 		for _, kv := range c.Env {
 			st.env.set(kv.Key, kv.Value)
+			delete(st.args, kv.Key)
 		}
 	case *instructions.LabelCommand:
 		if i.Labels == nil {
@@ -466,23 +427,33 @@ func (s *dockerStep) describe(st *state) error {
 	case *instructions.UserCommand:
 		i.User = c.User
 	case *instructions.CmdCommand:
-		i.Cmd = st.commandLine(c.ShellDependantCmdLine)
+		i.Cmd, st.cmdSet = st.commandLine(c.ShellDependantCmdLine), true
 	case *instructions.EntrypointCommand:
-		i.Entrypoint, i.Cmd = st.commandLine(c.ShellDependantCmdLine), nil
+		i.Entrypoint = st.commandLine(c.ShellDependantCmdLine)
+		if !st.cmdSet { // what it begins with has one that was meant for another entry point
+			i.Cmd = nil
+		}
 	case *instructions.ShellCommand:
 		i.Shell = slices.Clone(c.Shell)
 	case *instructions.ExposeCommand:
 		return s.expose(c, st)
 	case *instructions.VolumeCommand:
-		i.Volumes = append(i.Volumes, c.Volumes...)
+		for _, v := range c.Volumes {
+			if !slices.Contains(i.Volumes, v) {
+				i.Volumes = append(i.Volumes, v)
+			}
+		}
 	case *instructions.StopSignalCommand:
+		if !isSignal(c.Signal) {
+			return errs.New(errs.InvalidArgument, "STOPSIGNAL %s: that is no signal", c.Signal).WithHint("as in SIGTERM, INT or 9")
+		}
 		i.StopSignal = c.Signal
 	case *instructions.OnbuildCommand:
 		i.OnBuild = append(i.OnBuild, c.Expression)
 	case *instructions.HealthCheckCommand:
 		i.Healthcheck = &rootfs.Healthcheck{
 			Test: slices.Clone(c.Health.Test), Interval: c.Health.Interval, Timeout: c.Health.Timeout,
-			StartPeriod: c.Health.StartPeriod, Retries: c.Health.Retries,
+			StartPeriod: c.Health.StartPeriod, StartInterval: c.Health.StartInterval, Retries: c.Health.Retries,
 		}
 	}
 	return nil
@@ -496,7 +467,7 @@ func (s *state) commandLine(c instructions.ShellDependantCmdLine) []string {
 	return slices.Clone(c.CmdLine)
 }
 
-// expose adds ports. A range is one entry, as docker build keeps it.
+// expose adds ports, each of a range for itself, as docker build does.
 func (s *dockerStep) expose(c *instructions.ExposeCommand, st *state) error {
 	for _, word := range c.Ports {
 		ports, err := s.d.lex.ProcessWords(word, words(st))
@@ -504,25 +475,41 @@ func (s *dockerStep) expose(c *instructions.ExposeCommand, st *state) error {
 			return errs.Wrap(err, errs.InvalidArgument, "%v", err)
 		}
 		for _, p := range ports {
-			port, proto, hasProto := strings.Cut(p, "/")
+			port, proto, hasProto := strings.Cut(strings.ToLower(p), "/")
 			if !hasProto {
 				proto = "tcp"
 			}
-			first, last, isRange := strings.Cut(port, "-")
-			if !portNumber(first) || isRange && !portNumber(last) || proto != "tcp" && proto != "udp" && proto != "sctp" {
+			from, to, isRange := strings.Cut(port, "-")
+			if !isRange {
+				to = from
+			}
+			first, last := portNumber(from), portNumber(to)
+			if first == 0 || last < first || proto != "tcp" && proto != "udp" && proto != "sctp" {
 				return errs.New(errs.InvalidArgument, "EXPOSE %s: that is no port", p).WithHint("as in 8080, 53/udp or 8000-8010")
 			}
-			if full := port + "/" + proto; !slices.Contains(st.image.Exposed, full) {
-				st.image.Exposed = append(st.image.Exposed, full)
+			for n := first; n <= last; n++ {
+				if full := strconv.Itoa(n) + "/" + proto; !slices.Contains(st.image.Exposed, full) {
+					st.image.Exposed = append(st.image.Exposed, full)
+				}
+				if len(st.image.Exposed) > maxExposed {
+					return errs.New(errs.InvalidArgument, "EXPOSE %s: more than %d ports are exposed", p, maxExposed)
+				}
 			}
 		}
 	}
 	return nil
 }
 
-func portNumber(s string) bool {
+// maxExposed bounds the ports of an image.
+const maxExposed = 4096
+
+// portNumber reads a port; 0: it is none.
+func portNumber(s string) int {
 	n, err := strconv.Atoi(s)
-	return err == nil && n > 0 && n < 1<<16
+	if err != nil || n < 0 || n >= 1<<16 {
+		return 0
+	}
+	return n
 }
 
 // withHeredocs puts the texts of heredocs back behind the line that names them.
@@ -536,7 +523,7 @@ func withHeredocs(c instructions.ShellDependantCmdLine) []string {
 
 // run returns what a RUN does.
 func (s *dockerStep) run(c *instructions.RunCommand) *runAction {
-	a := &runAction{vars: true, offline: instructions.GetNetwork(c) == instructions.NetworkNone}
+	a := &runAction{vars: true, proxies: s.d.proxies(), offline: instructions.GetNetwork(c) == instructions.NetworkNone}
 	switch {
 	case len(c.Files) == 1 && len(c.CmdLine) == 1 && strings.HasPrefix(strings.TrimSpace(c.CmdLine[0]), "<<") && onlyHeredoc(c.CmdLine[0]):
 		a.script = c.Files[0].Data
@@ -577,7 +564,7 @@ var heredocOnly = sync.OnceValue(func() *regexp.Regexp {
 
 // copy returns what a COPY or an ADD does.
 func (s *dockerStep) copy(c *instructions.SourcesAndDest, e env, chown, chmod string) (*copyAction, error) {
-	a := &copyAction{sources: slices.Clone(c.SourcePaths), dest: c.DestPath, owner: chown, mode: chmod}
+	a := &copyAction{sources: slices.Clone(c.SourcePaths), dest: c.DestPath, owner: chown, mode: chmod, optional: true}
 	for _, content := range c.SourceContents {
 		data := content.Data
 		if content.Expand {
@@ -598,7 +585,7 @@ func (s *dockerStep) copyFrom(a *copyAction, from string) {
 	if from == "" {
 		return
 	}
-	if a.stage = s.d.stageNamed(from); a.stage == nil {
+	if a.stage = s.d.stageNamed(from, s.in.before); a.stage == nil {
 		a.image = from
 	}
 }

@@ -63,11 +63,11 @@ func (x *execution) build(ctx context.Context) error {
 	x.done, x.bottoms = map[*stage]*state{}, map[*stage]*state{}
 	var last *state
 	for _, st := range x.todo.stages {
-		var err error
-		if last, err = x.stage(ctx, st); err != nil {
+		if err := x.stages(ctx, []*stage{st}); err != nil {
 			return err
 		}
-		x.done[st] = last
+		last = x.done[st]
+		x.begun = x.bottoms[st]
 	}
 	x.step = StepFinalize
 	return x.finalize(ctx, last)
@@ -84,8 +84,14 @@ func (x *execution) stage(ctx context.Context, st *stage) (*state, error) {
 	} else {
 		x.bottoms[st] = x.bottoms[st.from]
 	}
-	x.begun = x.bottoms[st] // the last stage's is the result's
-	for _, o := range st.ops {
+	ops, err := x.triggers(s, st)
+	if err == nil && st == x.todo.stages[len(x.todo.stages)-1] && x.todo.unused != nil {
+		err = x.todo.unused()
+	}
+	if err != nil {
+		return nil, atStep(err, StepBase, st.at, "FROM "+st.base)
+	}
+	for _, o := range append(ops, st.ops...) {
 		x.step = o.step
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -102,7 +108,15 @@ func (x *execution) begin(ctx context.Context, st *stage) (*state, error) {
 	x.step = StepBase
 	var s *state
 	if st.from != nil {
+		if err := x.stages(ctx, []*stage{st.from}); err != nil {
+			return nil, err
+		}
 		s = x.done[st.from].clone()
+		s.cmdSet = false
+		for _, v := range s.env {
+			delete(s.args, v.name) // what the stage before says of the image holds
+		}
+		x.step = StepBase
 	} else {
 		var err error
 		if s, err = x.base(ctx, st.base); err != nil {
@@ -113,7 +127,6 @@ func (x *execution) begin(ctx context.Context, st *stage) (*state, error) {
 		}
 		x.say(Info, "FROM %s", st.base)
 	}
-	maps.Copy(s.args, st.args)
 	return s, nil
 }
 
@@ -122,6 +135,11 @@ func (x *execution) base(ctx context.Context, ref string) (*state, error) {
 	if to := alias(x.b.cfg.Aliases, ref); to != "" {
 		x.say(Info, "%s stands for %s here", to, ref)
 		ref = to
+	}
+	if ref == "scratch" && x.b.cfg.Scratch != nil {
+		if err := x.b.cfg.Scratch(ctx); err != nil {
+			return nil, err
+		}
 	}
 	all, err := x.b.m.Templates(ctx)
 	if err != nil {
@@ -184,6 +202,7 @@ func (x *execution) fromCommit(ctx context.Context, ref string, c sandbox.Commit
 	}
 	if c.Spec.Image != nil {
 		s.image = cloneImage(*c.Spec.Image)
+		s.image.Env = nil
 	}
 	s.image.User, s.image.Dir = or(x.req.User, s.image.User), or(x.req.Dir, s.image.Dir)
 	s.key, s.lock = digest("commit", c.ID, string(s.profile)), LockBase{Name: ref, Digest: c.ID}
@@ -417,6 +436,7 @@ func (x *execution) stepSpec(s *state, network *sandbox.Network) sandbox.Spec {
 func (x *execution) shape(spec *sandbox.Spec, s *state) {
 	spec.User, spec.Dir = or(s.image.User, s.user), or(s.image.Dir, s.dir)
 	image := cloneImage(s.image)
+	image.Env = s.env.list() // an image that goes out has it
 	spec.Image, spec.Service = &image, nil
 	spec.Limits, spec.Labels, spec.Network, spec.Lifetime, spec.Extra = x.req.Limits, nil, nil, 0, nil
 	spec.Name = ""

@@ -381,7 +381,8 @@ func (a *archive) add(it *archived) error {
 		if first == nil || first.Type != guestwire.TypeFile {
 			return errs.New(errs.InvalidArgument, "%q is a hard link to %q, which is not in the archive", it.Path, it.Hard)
 		}
-		// Another name of the same content.
+		// Another name of the same file.
+		first.inode = [2]uint64{1, uint64(first.offset)}
 		again := *first
 		again.Path = it.Path
 		it = &again

@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -14,6 +15,8 @@ import (
 // plan is what a request comes to: the stages that its result needs, the result's last.
 type plan struct {
 	stages []*stage
+	// unused returns what is wrong with values that no ARG takes, once all are known; nil: nothing can be.
+	unused func() error
 }
 
 // stage is a line of steps upon a base.
@@ -24,8 +27,9 @@ type stage struct {
 	from *stage
 	at   string // "Dockerfile:1"
 	ops  []op
-	// args are the values that ARGs have before the first of them.
-	args map[string]string
+	// docker is the Dockerfile that it is of; nil: none. before is how many stages that has before it.
+	docker *dockerfile
+	before int
 }
 
 // op is one step of a stage.
@@ -82,10 +86,13 @@ type state struct {
 	key string
 	// profile is the sandboxes'.
 	profile sandbox.Profile
-	// env is the image's environment, in the order in which it was set, and args what is in scope of ARGs.
+	// env is the image's environment, in the order in which it was set, and args what is in scope of ARGs: those of
+	// them that no ENV of their name has followed.
 	env   vars
 	args  map[string]string
 	image sandbox.Settings
+	// cmdSet says that the stage has a CMD of its own.
+	cmdSet bool
 	// lock is what a lock file says of what it began with.
 	lock LockBase
 	// user and dir are what a base has where neither it nor a step says them.
@@ -122,7 +129,7 @@ func (s *state) shell() []string {
 func (s *state) clone() *state {
 	c := *s
 	c.env = slices.Clone(s.env)
-	c.args = map[string]string{}
+	c.args = maps.Clone(s.args)
 	c.image = cloneImage(s.image)
 	return &c
 }
@@ -187,7 +194,7 @@ func (f metaAction) prepare(_ context.Context, _ *execution, s *state) (*work, e
 // workdirAction makes a directory and goes there.
 type workdirAction struct {
 	dir func(s *state) (string, error)
-	// owner gives a new directory to the user that steps run as, as E2B's builder does, and not to root.
+	// owner gives a new directory to the user that steps run as, and not to root.
 	owner bool
 }
 

@@ -24,9 +24,10 @@ type runAction struct {
 	user   string // "": the state's
 	// login uses a login shell, as E2B's builder does.
 	login bool
-	// vars adds ARGs to the environment.
-	vars   bool
-	mounts []mount
+	// vars adds ARGs to the environment, and proxies are those that make no difference to what it gives.
+	vars    bool
+	proxies map[string]string
+	mounts  []mount
 	// offline takes the network away.
 	offline bool
 }
@@ -34,11 +35,7 @@ type runAction struct {
 func (a *runAction) prepare(ctx context.Context, x *execution, s *state) (*work, error) {
 	c := command{env: s.env.toMap(), user: or(a.user, s.runUser()), dir: s.runDir()}
 	if a.vars {
-		for name, value := range s.args {
-			if _, set := c.env[name]; !set {
-				c.env[name] = value
-			}
-		}
+		maps.Copy(c.env, s.args)
 	}
 	// What tools are asked to do so that a build gives the same files again, unless the build says otherwise.
 	for name, value := range map[string]string{
@@ -64,6 +61,11 @@ func (a *runAction) prepare(ctx context.Context, x *execution, s *state) (*work,
 	parts := append([]string{"run", c.user, c.dir, a.script, strconv.FormatBool(a.offline)}, c.argv...)
 	for _, name := range slices.Sorted(maps.Keys(c.env)) {
 		parts = append(parts, name+"="+c.env[name])
+	}
+	for name, value := range a.proxies {
+		if _, set := c.env[name]; !set {
+			c.env[name] = value
+		}
 	}
 	placed := make([]*placement, 0, len(a.mounts))
 	for _, m := range a.mounts {

@@ -53,7 +53,7 @@ type file struct {
 }
 
 // Lookup finds a user by name or number. A number that has no entry is a user without a name, with
-// the group of the same number and home "/"; a name without entry is NotFound. After a colon a group, too, has
+// the group of the same number and home "/"; a name without entry is NotFound, but for root, who is 0. After a colon a group, too, has
 // a name or a number: it is then the only one.
 func (b *Book) Lookup(who string) (User, error) {
 	b.mu.Lock()
@@ -66,7 +66,11 @@ func (b *Book) Lookup(who string) (User, error) {
 	who, groupName, withGroup := strings.Cut(who, ":")
 	u, ok := find(passwd, who)
 	if !ok {
-		id, err := strconv.ParseUint(who, 10, 32)
+		number := who
+		if who == rootName { // an image may have no file of users, and root all the same
+			number = "0"
+		}
+		id, err := strconv.ParseUint(number, 10, 32)
 		if err != nil || id > maxID {
 			return User{}, errs.New(errs.NotFound, "no such user in the sandbox: %s", strconv.Quote(who))
 		}
@@ -102,6 +106,8 @@ func findGroup(group []byte, who string) (gid uint32, ok bool) {
 	id, err := strconv.ParseUint(who, 10, 32)
 	return uint32(id), err == nil && id <= maxID
 }
+
+const rootName = "root"
 
 // maxID is the last id below the overflow id's double use as "unchanged" (chown(2): -1).
 const maxID = 1<<32 - 2

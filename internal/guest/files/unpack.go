@@ -26,7 +26,11 @@ func (s *server) unpack(c *guestwire.Conn, job Job, r guestwire.UnpackRequest) e
 	if err := u.owner(s, r.Owner); err != nil {
 		return err
 	}
-	if err := makeParents(strings.TrimRight(dest, "/")+"/x", job.Owner); err != nil {
+	owner := job.Owner
+	if u.uid != nil || u.gid != nil {
+		owner = u.given()
+	}
+	if err := makeParents(strings.TrimRight(dest, "/")+"/x", owner); err != nil {
 		return err
 	}
 	if u.top, err = resolve.Open(unix.AT_FDCWD, dest, unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
