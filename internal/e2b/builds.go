@@ -160,12 +160,12 @@ func (a *API) waiting(c call, buildID string, take bool) (*pendingBuild, bool) {
 
 // buildStart holds the steps of a build.
 type buildStart struct {
-	FromImage         string    `json:"fromImage"`
-	FromTemplate      string    `json:"fromTemplate"`
-	FromImageRegistry *struct{} `json:"fromImageRegistry"`
-	Force             bool      `json:"force"`
-	StartCmd          string    `json:"startCmd"`
-	ReadyCmd          string    `json:"readyCmd"`
+	FromImage         string        `json:"fromImage"`
+	FromTemplate      string        `json:"fromTemplate"`
+	FromImageRegistry *registryAuth `json:"fromImageRegistry"`
+	Force             bool          `json:"force"`
+	StartCmd          string        `json:"startCmd"`
+	ReadyCmd          string        `json:"readyCmd"`
 	Steps             []struct {
 		Type      string   `json:"type"`
 		Args      []string `json:"args"`
@@ -174,14 +174,44 @@ type buildStart struct {
 	} `json:"steps"`
 }
 
+// registryAuth is what an image's registry is shown, in one of three forms that Type tells.
+type registryAuth struct {
+	Type               string `json:"type"`
+	Username           string `json:"username"`
+	Password           string `json:"password"`
+	ServiceAccountJSON string `json:"serviceAccountJson"`
+}
+
+// credentials returns a user and a password.
+func (r *registryAuth) credentials() (template.Credentials, error) {
+	if r == nil {
+		return template.Credentials{}, nil
+	}
+	c := template.Credentials{User: r.Username, Password: r.Password}
+	switch r.Type {
+	case "registry":
+	case "gcp": // the registry takes a service account's key as a password
+		c = template.Credentials{User: "_json_key", Password: r.ServiceAccountJSON}
+	case "aws":
+		return c, errs.New(errs.Unsupported, "fromAWSRegistry: this server asks AWS for no token").
+			WithHint("give the token as a password: user AWS, and what aws ecr get-login-password prints")
+	default:
+		return c, fail(http.StatusBadRequest, "fromImageRegistry has the unknown type '%s'", r.Type)
+	}
+	if c.User == "" || c.Password == "" {
+		return c, fail(http.StatusBadRequest, "fromImageRegistry lacks a user or a password")
+	}
+	return c, nil
+}
+
 // baseImage is the image that E2B's SDKs begin with where their user names none: what template base is here.
 const baseImage = "e2bdev/base"
 
 // from returns what the build begins with.
 func (a *API) from(c call, s buildStart) (string, error) {
 	switch {
-	case s.FromImageRegistry != nil:
-		return "", notYet("credentials of a registry in a build")
+	case s.FromImageRegistry != nil && s.FromImage == "":
+		return "", fail(http.StatusBadRequest, "fromImageRegistry goes with fromImage")
 	case s.FromImage != "" && s.FromTemplate != "":
 		return "", fail(http.StatusBadRequest, "a build begins with an image or a template, not both")
 	case s.FromImage != "":
@@ -214,8 +244,12 @@ func (a *API) startBuild(c call) error {
 	if err != nil {
 		return err
 	}
+	auth, err := s.FromImageRegistry.credentials()
+	if err != nil {
+		return err
+	}
 	r := template.Request{
-		ID: buildID, Name: p.name, From: from, User: buildUser, Dir: buildDir, Provision: from == s.FromImage, Start: s.StartCmd, Ready: s.ReadyCmd, ReadyWithin: readyWithin,
+		ID: buildID, Name: p.name, From: from, FromAuth: auth, User: buildUser, Dir: buildDir, Provision: from == s.FromImage, Start: s.StartCmd, Ready: s.ReadyCmd, ReadyWithin: readyWithin,
 		Limits: p.limits, BuildLimits: p.limits, Network: (*networkConfig)(nil).wayOut(nil), NoCache: s.Force,
 		Tags: p.tags, TagsAlone: !slices.Contains(p.tags, defaultTag),
 	}

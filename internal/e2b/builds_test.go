@@ -83,7 +83,13 @@ func TestBuild(t *testing.T) {
 	}
 	h.refused(h.call("POST", "/v2"+b.path(), `{}`), 400, "neither is named")
 	h.refused(h.call("POST", "/v2"+b.path(), `{"fromImage":"x","fromTemplate":"base"}`), 400, "not both")
-	h.refused(h.call("POST", "/v2"+b.path(), `{"fromImage":"x","fromImageRegistry":{}}`), 501, "registry")
+	for auth, want := range map[string]string{
+		`{}`: "unknown type", `{"type":"registry","username":"u"}`: "lacks a user or a password", `{"type":"gcp"}`: "lacks a user",
+	} {
+		h.refused(h.call("POST", "/v2"+b.path(), `{"fromImage":"x","fromImageRegistry":`+auth+`}`), 400, want)
+	}
+	h.refused(h.call("POST", "/v2"+b.path(), `{"fromImage":"x","fromImageRegistry":{"type":"aws"}}`), 501, "AWS")
+	h.refused(h.call("POST", "/v2"+b.path(), `{"fromTemplate":"x","fromImageRegistry":{"type":"registry","username":"u","password":"p"}}`), 400, "goes with fromImage")
 	h.refused(h.send("POST", "/v2"+b.path(), `{"fromTemplate":"base"}`, "X-API-Key", h.other), 404, "not found")
 	h.refused(h.call("POST", "/v2"+b.path(), `{"fromTemplate":"base","steps":[{"type":"DANCE"}]}`), 400, "unknown")
 

@@ -19,9 +19,9 @@ type Boxes interface {
 
 // CommitOf pulls an image, unless what its name leads to is here, and returns a commit of its files, for whoever
 // builds upon it. The commit's spec carries what the image says of its processes. It is tagged with the image's digest,
-// so that the same image gives the same commit. Only administrators may pull.
+// so that the same image gives the same commit. auth is as in PullOptions. Only administrators may pull.
 // Kinds: those of Pull, and PermissionDenied.
-func (s *Service) CommitOf(ctx context.Context, boxes Boxes, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error) {
+func (s *Service) CommitOf(ctx context.Context, boxes Boxes, p sandbox.Principal, ref string, auth Auth, progress func(line string)) (sandbox.Commit, error) {
 	r, err := registry.ParseRef(ref)
 	if err != nil {
 		return sandbox.Commit{}, err
@@ -31,7 +31,7 @@ func (s *Service) CommitOf(ctx context.Context, boxes Boxes, p sandbox.Principal
 			WithHint("ask one: casemate pull %s", ref)
 	}
 	step := ""
-	got, err := s.Pull(ctx, ref, PullOptions{}, func(now Progress) {
+	got, err := s.Pull(ctx, ref, PullOptions{Auth: auth}, func(now Progress) {
 		if now.Step != step {
 			step = now.Step
 			progress(fmt.Sprintf("%s %s", step, r.Short()))

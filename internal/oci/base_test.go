@@ -49,7 +49,7 @@ func TestCommitOf(t *testing.T) {
 	admin := sandbox.Principal{ID: "local", Admin: true}
 	said := 0
 	for range 2 { // the second time it is there
-		c, err := w.CommitOf(t.Context(), boxes, admin, h.host()+"/app:1", func(string) { said++ })
+		c, err := w.CommitOf(t.Context(), boxes, admin, h.host()+"/app:1", Auth{}, func(string) { said++ })
 		if err != nil || c.ID != "cmt_1" {
 			t.Fatalf("%+v, %v", c, err)
 		}
@@ -58,7 +58,7 @@ func TestCommitOf(t *testing.T) {
 		t.Errorf("%+v, %d deleted, %d lines", boxes.made, boxes.deleted, said)
 	}
 	for _, p := range []sandbox.Principal{{ID: "key"}, {ID: "sandbox:x", Sandbox: "x", Admin: true}} {
-		if _, err := w.CommitOf(t.Context(), boxes, p, h.host()+"/app:1", func(string) {}); !errs.Is(err, errs.PermissionDenied) {
+		if _, err := w.CommitOf(t.Context(), boxes, p, h.host()+"/app:1", Auth{}, func(string) {}); !errs.Is(err, errs.PermissionDenied) {
 			t.Errorf("%+v: %v", p, err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"casemate.dev/internal/oci/worker"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/template"
 )
 
 // UnpackVerb is the program's first argument that makes it the process that unpacks an image's layer; see
@@ -91,14 +92,17 @@ func (s *Server) imageAPI() api.Images {
 }
 
 // imageCommits is what the builder pulls images with that its FROM names; nil where backends were injected.
-func (s *Server) imageCommits() func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error) {
+func (s *Server) imageCommits() imageCommits {
 	if s.images == nil {
 		return nil
 	}
-	return func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error) {
-		return s.images.CommitOf(ctx, s.manager, p, ref, progress)
+	return func(ctx context.Context, p sandbox.Principal, ref string, auth template.Credentials, progress func(line string)) (sandbox.Commit, error) {
+		return s.images.CommitOf(ctx, s.manager, p, ref, oci.Auth{Username: auth.User, Password: auth.Password}, progress)
 	}
 }
+
+// imageCommits is as template.Config.Images.
+type imageCommits = func(ctx context.Context, p sandbox.Principal, ref string, auth template.Credentials, progress func(line string)) (sandbox.Commit, error)
 
 // scratch makes the template without files for whoever builds upon it; nil: no images are taken in.
 func (s *Server) scratch() func(ctx context.Context) error {

@@ -37,6 +37,9 @@ type Request struct {
 	// From is what Steps begin with: a template, a commit, a tag, or an image's reference.
 	From  string
 	Steps []Step
+	// FromAuth is what the registry of the image From is shown, and no other; zero: what the server has for it. It is
+	// kept nowhere.
+	FromAuth Credentials
 	// Dockerfile takes the place of From and Steps; nil: they hold.
 	Dockerfile *Dockerfile
 	// Context names the files that a Dockerfile's COPY takes from, as PutFiles returned it; "": there are none.
@@ -68,6 +71,18 @@ type Request struct {
 	// Epoch is the time that files of the result bear at most (SOURCE_DATE_EPOCH); zero: 1980-01-01.
 	Epoch time.Time
 }
+
+// Credentials are a registry's. They do not print themselves.
+type Credentials struct{ User, Password string }
+
+// String implements fmt.Stringer.
+func (Credentials) String() string { return "(credentials)" }
+
+// GoString implements fmt.GoStringer.
+func (c Credentials) GoString() string { return c.String() }
+
+// MarshalText implements encoding.TextMarshaler.
+func (c Credentials) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
 // Step is one step of a build. Type is one of
 //

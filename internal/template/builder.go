@@ -37,8 +37,8 @@ type Config struct {
 	// Aliases name what stands for an image: a template, a commit, a tag, or another image, as at a mirror.
 	Aliases map[string]string
 	// Images pulls an image, or finds it pulled, and returns a commit of its files whose spec carries its
-	// configuration; nil: images can't be built upon.
-	Images func(ctx context.Context, p sandbox.Principal, ref string, progress func(line string)) (sandbox.Commit, error)
+	// configuration; nil: images can't be built upon. auth is what its registry is shown; zero: what the server has.
+	Images func(ctx context.Context, p sandbox.Principal, ref string, auth Credentials, progress func(line string)) (sandbox.Commit, error)
 	// Scratch sees to it that there is a template "scratch", which holds no files; nil: it can't.
 	Scratch func(ctx context.Context) error
 }

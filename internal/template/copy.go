@@ -62,7 +62,7 @@ func (a *copyAction) open(ctx context.Context, x *execution) (*source, error) {
 		s := x.done[a.stage]
 		commit, key = s.commit, s.key
 	case a.image != "":
-		s, err := x.base(ctx, a.image)
+		s, err := x.base(ctx, a.image, Credentials{})
 		if err == nil {
 			s, err = x.committed(ctx, s)
 		}

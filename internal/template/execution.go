@@ -119,7 +119,7 @@ func (x *execution) begin(ctx context.Context, st *stage) (*state, error) {
 		x.step = StepBase
 	} else {
 		var err error
-		if s, err = x.base(ctx, st.base); err != nil {
+		if s, err = x.base(ctx, st.base, x.req.FromAuth); err != nil {
 			return nil, err
 		}
 		if s, err = x.committed(ctx, s); err != nil {
@@ -130,9 +130,10 @@ func (x *execution) begin(ctx context.Context, st *stage) (*state, error) {
 	return s, nil
 }
 
-// base finds a template, a commit or an image.
-func (x *execution) base(ctx context.Context, ref string) (*state, error) {
+// base finds a template, a commit or an image. auth is for that image's registry alone.
+func (x *execution) base(ctx context.Context, ref string, auth Credentials) (*state, error) {
 	if to := alias(x.b.cfg.Aliases, ref); to != "" {
+		auth = Credentials{} // it is not the other registry's
 		x.say(Info, "%s stands for %s here", to, ref)
 		ref = to
 	}
@@ -160,7 +161,7 @@ func (x *execution) base(ctx context.Context, ref string) (*state, error) {
 			return nil, errs.New(errs.NotFound, "there is no template, commit or tag %q, and this server pulls no images", ref).
 				WithHint("casemate template ls and casemate log show what there is")
 		}
-		c, err = x.b.cfg.Images(ctx, x.p, ref, func(line string) { x.say(Info, "%s", line) })
+		c, err = x.b.cfg.Images(ctx, x.p, ref, auth, func(line string) { x.say(Info, "%s", line) })
 	}
 	if err != nil {
 		return nil, err

@@ -230,6 +230,8 @@ func (r *Request) check() error {
 		return errs.New(errs.InvalidArgument, "%d tags, limit 50", len(r.Tags))
 	case r.Dockerfile != nil && (len(r.Steps) > 0 || r.From != ""):
 		return errs.New(errs.InvalidArgument, "a build has a Dockerfile, or a base and steps, not both")
+	case r.FromAuth != Credentials{} && r.From == "":
+		return errs.New(errs.InvalidArgument, "credentials are given, and no image that they are for")
 	case len(r.Steps) > 1000:
 		return errs.New(errs.InvalidArgument, "%d steps, limit 1000", len(r.Steps))
 	case r.Timeout < 0 || r.StepTimeout < 0 || r.ReadyWithin < 0:

@@ -14,7 +14,7 @@ import (
 func testTrees(t *testing.T, s *stage.Stage) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"a.txt": "a", "b.txt": "b", "dir/x": "x", "dir/sub/y": "yy", "t.tgz": string(tarball(t, [2]string{"in/f", "f"})), "priv/f": "f",
+		"a.txt": "a", "b.txt": "b", "dir/x": "x", "dir/sub/y": "yy", "t.tgz": string(tgz(t, [2]string{"in/f", "f"})), "priv/f": "f",
 		"one": "1", ".dockerignore": "skip\n**/*.pyc\n!keep.pyc\n", "skip": "", "dir/z.pyc": "", "keep.pyc": "",
 	} {
 		path := filepath.Join(dir, name)

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { os.Exit(stage.Main(m)) }
 
 // TestTemplates builds templates on one server, upon template "small".
 func TestTemplates(t *testing.T) {
-	s := stage.Start(t)
+	s := stage.Start(t, "--listen=127.0.0.1:0", "--insecure-registry="+world.Web+":5000")
 	image := filepath.Join(t.TempDir(), "image.tar")
 	smallDebian(t, image, "small:1")
 	if out, err := s.CLI("", "import", image, "--name", "small"); err != nil {
@@ -25,6 +25,7 @@ func TestTemplates(t *testing.T) {
 	}
 	t.Run("trees", func(t *testing.T) { testTrees(t, s) })
 	t.Run("scratch", func(t *testing.T) { testScratch(t, s) })
+	t.Run("registry", func(t *testing.T) { testRegistry(t, s, image) })
 	t.Run("locked", func(t *testing.T) { testLocked(t, s) })
 }
 

@@ -171,7 +171,7 @@ func registry(t *testing.T, releases ...release) map[string][]byte {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data := tarball(t, [2]string{"package/package.json", string(head)}, [2]string{"package/index.js", r.text})
+		data := tgz(t, [2]string{"package/package.json", string(head)}, [2]string{"package/index.js", r.text})
 		sum := sha512.Sum512(data)
 		file := "demo/-/demo-" + r.version + "-" + hex.EncodeToString(sum[:4]) + ".tgz"
 		files[file] = data
@@ -188,7 +188,7 @@ func registry(t *testing.T, releases ...release) map[string][]byte {
 	return files
 }
 
-func tarball(t *testing.T, files ...[2]string) []byte {
+func tgz(t *testing.T, files ...[2]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
@@ -234,11 +234,13 @@ func smallDebian(t *testing.T, file, name string) {
 		put(tar.Header{Name: dir, Typeflag: tar.TypeSymlink, Linkname: "usr/" + dir}, nil)
 	}
 	for path, text := range map[string]string{
-		"etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n", "var/lib/dpkg/status": "",
+		"etc/passwd": "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n", "etc/group": "root:x:0:\nuser:x:1000:\n", "var/lib/dpkg/status": "",
 		"etc/apt/apt.conf.d/test": "APT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n",
 		"etc/apt/sources.list":    "deb [trusted=yes] http://deb.test/ ./\n",
 		// dpkg wants to see them, and the test's packages use none.
 		"usr/sbin/ldconfig": "#!/bin/sh\n", "usr/sbin/start-stop-daemon": "#!/bin/sh\n", "usr/sbin/diff": "#!/bin/sh\n",
+		// It finds every user.
+		"usr/sbin/id": "#!/bin/sh\n",
 	} {
 		put(tar.Header{Name: path, Typeflag: tar.TypeReg, Mode: map[bool]int64{true: 0o755, false: 0o644}[strings.HasPrefix(path, "usr/")]}, []byte(text))
 	}
