@@ -66,5 +66,6 @@ INIT
 initrd "$work/init" "$work/initrd"
 
 echo "booting Debian with Linux $release, emulated: this takes some minutes"
-boot "$work/initrd" "$work/disk" "systemd.show_status=0" | tee "$work/log"
+# Services may take long to start on a busy machine that emulates another (systemd(1)).
+boot "$work/initrd" "$work/disk" "systemd.show_status=0 systemd.default_timeout_start_sec=1800" | tee "$work/log"
 grep -q '^systemd exit 0' "$work/log"
