@@ -172,6 +172,8 @@ type copyJob struct {
 	names   []string
 	// unmatched are patterns that match nothing.
 	unmatched []string
+	// nobodies counts files of archives whose owner no sandbox has.
+	nobodies int
 }
 
 // match finds the sources.
@@ -329,7 +331,11 @@ func (j *copyJob) run(ctx context.Context, t tree, b *box) error {
 	if err := j.unpack(ctx, t, b, top, single, false); err != nil || !j.a.extract {
 		return err
 	}
-	return j.unpack(ctx, t, b, top, single, true)
+	err := j.unpack(ctx, t, b, top, single, true)
+	if j.nobodies > 0 {
+		b.x.say(Warning, "%d files belong to ids above 65535, which no sandbox has; here they belong to nobody (%d)", j.nobodies, nobody)
+	}
+	return err
 }
 
 // unpack gives a sandbox either what archives hold, with the owners that they say, or the other sources.
@@ -537,7 +543,12 @@ func (j *copyJob) unpackTar(ctx context.Context, r *tar.Reader, p *guestwire.Pac
 		if e.Path == "" {
 			continue
 		}
-		e.UID, e.GID = clampID(h.Uid), clampID(h.Gid)
+		var foreign [2]bool
+		e.UID, foreign[0] = clampID(h.Uid)
+		e.GID, foreign[1] = clampID(h.Gid)
+		if foreign != [2]bool{} {
+			j.nobodies++
+		}
 		e.MTime = j.time(e.MTime)
 		if err := p.Add(e, r); err != nil {
 			return err
@@ -545,10 +556,13 @@ func (j *copyJob) unpackTar(ctx context.Context, r *tar.Reader, p *guestwire.Pac
 	}
 }
 
-// clampID takes over an id that a sandbox can have; others are root's.
-func clampID(n int) uint32 {
+// nobody is to whom files belong whose owner no sandbox has.
+const nobody = 65534
+
+// clampID takes over an id that a sandbox can have; others are nobody's.
+func clampID(n int) (id uint32, foreign bool) {
 	if n < 0 || n >= 1<<16 {
-		return 0
+		return nobody, true
 	}
-	return uint32(n)
+	return uint32(n), false
 }

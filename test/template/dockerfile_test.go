@@ -1,6 +1,9 @@
 package template
 
 import (
+	"archive/tar"
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -149,12 +152,24 @@ func testScratch(t *testing.T, s *stage.Stage) {
 		}
 		return out
 	}
+	var big bytes.Buffer
+	w := tar.NewWriter(&big)
+	if err := w.WriteHeader(&tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Uid: 1 << 20, Gid: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Close(), os.WriteFile(dir+"/big.tar", big.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out := build("owners", "FROM small\nADD big.tar /w/\nRUN tar -C / -c w | tar -tv --numeric-owner\n")
+	if !strings.Contains(out, "1 files belong to ids above 65535") || !strings.Contains(listing(out), " 65534/7 w/f") {
+		t.Errorf("of an owner that no sandbox has:\n%s", out)
+	}
 	build("empty", "FROM small AS tools\nFROM scratch\nCOPY --from=tools --chown=5 /usr/bin/cat /bin/\nENV A=b\n")
 	build("parent", "FROM small\nONBUILD COPY --from=late /made /copied\nONBUILD RUN cat /copied\n")
 	if out := build("child", "FROM small AS late\nRUN echo of late > /made\nFROM parent\n"); !strings.Contains(out, "| of late\n") {
 		t.Errorf("the trigger did not see the stage:\n%s", out)
 	}
-	out := build("look", "FROM small\nRUN --mount=from=empty,target=/w tar -C / --sort=name -c w | tar -tv --numeric-owner\n")
+	out = build("look", "FROM small\nRUN --mount=from=empty,target=/w tar -C / --sort=name -c w | tar -tv --numeric-owner\n")
 	if got, want := listing(out), "\ndrwxr-xr-x 0/0 w/\ndrwxr-xr-x 5/5 w/bin/\n-rwxr-xr-x 5/5 w/bin/cat"+
 		"\ndrwxr-xr-x 0/0 w/dev/\ndrwxr-xr-x 0/0 w/proc/\ndrwxr-xr-x 0/0 w/sys/"; got != want {
 		t.Errorf("the tree is %s", got)
