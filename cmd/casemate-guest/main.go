@@ -14,6 +14,7 @@ import (
 	"casemate.dev/internal/guest"
 	"casemate.dev/internal/guest/files"
 	"casemate.dev/internal/guest/launch"
+	"casemate.dev/internal/guestwire"
 )
 
 func main() {
@@ -27,7 +28,20 @@ func run() error {
 	if len(os.Args) > 1 && os.Args[1] == files.Arg {
 		return files.Main()
 	}
-	s, err := launch.Run()
+	start := launch.Run
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case guestwire.CellArg:
+			err := launch.RunCell()
+			if errors.Is(err, launch.ErrUnclaimed) {
+				return nil
+			}
+			return err
+		case guestwire.InsideArg:
+			start = launch.Inside
+		}
+	}
+	s, err := start()
 	if errors.Is(err, launch.ErrUnclaimed) {
 		return nil // the server went away while this was a spare
 	}
@@ -36,6 +50,7 @@ func run() error {
 	}
 	return guest.Serve(context.Background(), s.Listener, guest.Config{
 		Spawner:    s.Spawner,
+		Bounds:     s.Bounds,
 		SingleUser: !s.Launch.Walls.RootAllowed,
 		User:       s.Launch.User, Dir: s.Launch.Dir, Env: s.Launch.Env,
 	})

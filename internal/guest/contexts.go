@@ -89,7 +89,7 @@ func (l launcher) Launch(r *guestwire.CreateContext, at contexts.Place, ended fu
 // driverFiles makes what a driver finds open: nothing to read, two pipes, its control socket, its source, and
 // where it wants one a file for long code. It returns our ends, and theirs to close once the driver runs.
 func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *cleanup.Stack) (*contexts.Driver, []*os.File, error) {
-	d, theirs, err := driverEnds(undo)
+	d, theirs, err := driverEnds(attr.UID, undo)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -110,10 +110,10 @@ func (g *Guest) driverFiles(r *guestwire.CreateContext, attr *spawn.Attr, undo *
 }
 
 // driverEnds makes a driver's streams: our ends, and in theirs the driver's output, errors and control.
-func driverEnds(undo *cleanup.Stack) (d *contexts.Driver, theirs []*os.File, err error) {
+func driverEnds(uid uint32, undo *cleanup.Stack) (d *contexts.Driver, theirs []*os.File, err error) {
 	d = &contexts.Driver{}
 	for _, ours := range []**os.File{&d.Output, &d.Errors} {
-		rd, wr, err := pipe()
+		rd, wr, err := pipe(uid)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -169,7 +169,7 @@ func driverExit(e exit) contexts.Exit {
 func (l launcher) Ends() (*contexts.Driver, []*os.File, error) {
 	undo := cleanup.New()
 	defer undo.Run()
-	d, theirs, err := driverEnds(undo)
+	d, theirs, err := driverEnds(0, undo)
 	if err != nil {
 		return nil, nil, err
 	}

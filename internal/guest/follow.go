@@ -218,6 +218,23 @@ func (g *Guest) signal(r guestwire.SignalRequest) error {
 	return p.signal(unix.Signal(r.Signal), r.Tree)
 }
 
+// serveTree tells what lives of a process.
+func (g *Guest) serveTree(c *guestwire.Conn, call guestwire.Call) error {
+	var r guestwire.ProcessRef
+	if err := guestwire.Unmarshal(call.Body, &r); err != nil {
+		return badBody(err)
+	}
+	p, err := g.processes.get(r.ID)
+	if err != nil {
+		return err
+	}
+	pids, err := p.family().pids()
+	if err != nil {
+		return err
+	}
+	return c.Reply(guestwire.Tree{Alive: len(pids)})
+}
+
 func (g *Guest) resize(r guestwire.ResizeRequest) error {
 	p, err := g.processes.get(r.ID)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guest/account"
+	"casemate.dev/internal/guest/bounds"
 	"casemate.dev/internal/guest/contexts"
 	"casemate.dev/internal/guest/output"
 	"casemate.dev/internal/guest/resolve"
@@ -47,6 +48,8 @@ type Config struct {
 	User string
 	Dir  string
 	Env  map[string]string
+	// Bounds holds the limits that the kernel below does not; nil where it does.
+	Bounds *bounds.Group
 	// Output bounds the output kept of all processes; 0 means DefaultOutput.
 	Output int64
 }
@@ -220,6 +223,10 @@ func (g *Guest) serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) 
 		return ask(c, call, g.signal)
 	case guestwire.MethodResize:
 		return ask(c, call, g.resize)
+	case guestwire.MethodTree:
+		return g.serveTree(c, call)
+	case guestwire.MethodBound:
+		return ask(c, call, g.bound)
 	case guestwire.MethodGet, guestwire.MethodWait, guestwire.MethodForget:
 		return g.serveRef(c, call)
 	case guestwire.MethodList:
@@ -290,8 +297,21 @@ func (g *Guest) user(who string) (account.User, error) {
 
 func (g *Guest) status() guestwire.Status {
 	fds, _ := os.ReadDir("/proc/self/fd")
-	return guestwire.Status{
-		Version: guestwire.Version, Claimed: g.identity().claimed,
-		Processes: len(g.processes.all()), Open: len(fds),
+	alive := 0
+	if g.cfg.Bounds != nil {
+		all, _ := processes()
+		alive = len(all) + 1 // the guest itself
 	}
+	return guestwire.Status{
+		Alive: alive, Version: guestwire.Version, Claimed: g.identity().claimed,
+		Processes: len(g.processes.all()), Open: len(fds), OOMKills: g.cfg.Bounds.Kills(),
+	}
+}
+
+// bound changes the limits that the guest holds the sandbox to.
+func (g *Guest) bound(b guestwire.Bounds) error {
+	if g.cfg.Bounds == nil {
+		return errs.New(errs.Unsupported, "the guest holds the sandbox to no limits: its kernel does")
+	}
+	return g.cfg.Bounds.Set(b)
 }

@@ -358,7 +358,7 @@ func (g *Guest) streams(p *process, r *guestwire.StartProcess, attr *spawn.Attr,
 	switch r.Stdin {
 	case guestwire.StdinNone:
 	case guestwire.StdinPipe:
-		theirs, ours, err := pipe()
+		theirs, ours, err := pipe(attr.UID)
 		if err != nil {
 			return nil, err
 		}
@@ -373,7 +373,7 @@ func (g *Guest) streams(p *process, r *guestwire.StartProcess, attr *spawn.Attr,
 	}
 	attr.Files = append(make([]uintptr, 0, 3), stdin)
 	for _, kind := range [...]guestwire.Stream{guestwire.Stdout, guestwire.Stderr} {
-		ours, theirs, err := pipe()
+		ours, theirs, err := pipe(attr.UID)
 		if err != nil {
 			return nil, err
 		}
@@ -385,16 +385,20 @@ func (g *Guest) streams(p *process, r *guestwire.StartProcess, attr *spawn.Attr,
 
 // pipe makes a pipe. Everybody may open it again by /dev/stdout, who can see it there at all: proc shows a
 // process's descriptors to its own user only, and the thread that starts processes may give nothing away
-// to another user.
-func pipe() (r, w int, err error) {
+// to another user. A kernel that gives pipes no modes (gVisor's) gives this one to its user.
+func pipe(uid uint32) (r, w int, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return -1, -1, errs.Wrap(err, errs.ResourceExhausted, "no pipe to be had: %v", err)
 	}
-	if err := unix.Fchmod(fds[0], 0o666); err != nil { // both ends are one inode
+	err = os.NewSyscallError("fchmod", unix.Fchmod(fds[0], 0o666)) // both ends are one inode
+	if errors.Is(err, unix.EPERM) {
+		err = os.NewSyscallError("fchown", unix.Fchown(fds[0], int(uid), -1))
+	}
+	if err != nil {
 		_ = unix.Close(fds[0])
 		_ = unix.Close(fds[1])
-		return -1, -1, os.NewSyscallError("fchmod", err)
+		return -1, -1, err
 	}
 	return fds[0], fds[1], nil
 }

@@ -187,6 +187,14 @@ func (c *Client) Get(ctx context.Context, id string) (ProcessInfo, error) {
 	return unary[ProcessInfo](ctx, c, MethodGet, ProcessRef{ID: id}, nil)
 }
 
+// Tree tells what lives of a process and its descendants, also after its end.
+func (c *Client) Tree(ctx context.Context, id string) (Tree, error) {
+	return unary[Tree](ctx, c, MethodTree, ProcessRef{ID: id}, nil)
+}
+
+// Bound changes the limits that the guest itself holds the sandbox to. Unsupported where it holds none.
+func (c *Client) Bound(ctx context.Context, b Bounds) error { return c.ok(ctx, MethodBound, b) }
+
 // Wait returns a process's state once it has ended and its output is complete.
 func (c *Client) Wait(ctx context.Context, id string) (ProcessInfo, error) {
 	return unary[ProcessInfo](ctx, c, MethodWait, ProcessRef{ID: id}, nil)

@@ -46,13 +46,59 @@ type Launch struct {
 	Filters []int `json:"filters,omitempty"`
 	// Rlimits are the guest's own.
 	Rlimits []Rlimit `json:"rlimits,omitempty"`
+	// Bounds are limits that the guest holds its processes to, because the kernel below does not. Nil: none.
+	Bounds *Bounds `json:"bounds,omitempty"`
 	// Hostname stands until the claim gives another one.
 	Hostname string `json:"hostname"`
 	// Env, User and Dir are the template's, lowest in precedence.
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user"`
 	Dir  string            `json:"dir"`
+	// Runtime runs the root, in place of the guest itself, which only keeps the cell around it.
+	Runtime *Runtime `json:"runtime,omitempty"`
 }
+
+// Bounds are limits on all processes of a sandbox together.
+type Bounds struct {
+	MemoryBytes int64 `json:"memory_bytes"`
+	Pids        int   `json:"pids"`
+}
+
+// Runtime is a program that runs a sandbox inside the namespaces with a kernel of its own. It finds the
+// root at RuntimeRoot, and the guest's program, which is to be the first process there, at RuntimeGuest.
+type Runtime struct {
+	// Program indexes the detached mount of the program, a single file, and Guest that of the guest's.
+	Program int `json:"program"`
+	Guest   int `json:"guest"`
+	// Args are the program's, without its name.
+	Args []string `json:"args"`
+	// Files are written before it starts, by absolute path; directories on the way are made.
+	Files map[string][]byte `json:"files,omitempty"`
+	// Dirs index detached mounts of directories that the program finds at these absolute paths.
+	Dirs map[string]int `json:"dirs,omitempty"`
+	// Scope indexes the files of the control group that the program is born in, and Layout has their roles.
+	Scope  []int    `json:"scope,omitempty"`
+	Layout []string `json:"layout,omitempty"`
+	// Capabilities is the program's bounding set, in the cell's own user namespace.
+	Capabilities []uint8 `json:"capabilities"`
+}
+
+// Where a runtime finds things in the cell's own file system, which no process of the sandbox sees.
+const (
+	RuntimeRoot    = "/root"
+	RuntimeProgram = "/runtime"
+	RuntimeGuest   = "/guest"
+	// RuntimeControlFD is the descriptor at which the program gets the guest's control socket, and at which
+	// it hands it on to the guest inside. The first message on it is MethodLaunch; after its answer, each
+	// byte brings one connection as a passed descriptor.
+	RuntimeControlFD = 3
+)
+
+// The arguments that tell a guest that is not PID 1 of the sandbox itself what it is.
+const (
+	CellArg   = "cell"   // PID 1 of the namespaces around a runtime
+	InsideArg = "inside" // PID 1 inside a runtime
+)
 
 // Overlay is one overlay file system. Numbers index the files of the call, each a detached mount.
 type Overlay struct {

@@ -10,6 +10,7 @@ const (
 	MethodClaim  Method = "claim"  // Claim → ok: gives the instance its identity, once
 	MethodStatus Method = "status" // no body → Status
 	MethodEnv    Method = "env"    // no body → Environment, what the claim gave
+	MethodBound  Method = "bound"  // Bounds → ok: changes what the guest itself holds the sandbox to
 	MethodSync   Method = "sync"   // no body → ok, after dirty data of the sandbox's files is flushed
 
 	MethodStart      Method = "process.start"  // StartProcess (+ scope files) → ProcessInfo
@@ -21,6 +22,7 @@ const (
 	MethodGet        Method = "process.get"    // ProcessRef → ProcessInfo
 	MethodWait       Method = "process.wait"   // ProcessRef → ProcessInfo once it has ended
 	MethodList       Method = "process.list"   // no body → FrameEvent(ProcessInfo)…, FrameEnd
+	MethodTree       Method = "process.tree"   // ProcessRef → Tree
 	MethodForget     Method = "process.forget" // ProcessRef → ok: drops an ended process and its output
 	MethodStat       Method = "file.stat"      // PathRequest → FileInfo
 	MethodListDir    Method = "file.list"      // ListRequest → FrameEvent(FileInfo)…, FrameEnd
@@ -58,6 +60,15 @@ type Status struct {
 	Claimed   bool `json:"claimed"`
 	Processes int  `json:"processes"`
 	Open      int  `json:"open"` // descriptors that the guest holds
+	// Where it holds Bounds, Alive counts the processes that live, itself included, and OOMKills those that it
+	// ended for want of memory.
+	Alive    int   `json:"alive,omitempty"`
+	OOMKills int64 `json:"oom_kills,omitempty"`
+}
+
+// Tree is what lives of a process and its descendants.
+type Tree struct {
+	Alive int `json:"alive"`
 }
 
 // Stdin says what a process reads from.

@@ -19,6 +19,9 @@ type Walls struct {
 	SeccompExec []byte `json:"seccomp_exec,omitempty"`
 	// Landlock is the domain that all processes of the payload share. Nil means none.
 	Landlock *Landlock `json:"landlock,omitempty"`
+	// Emulated says that a runtime's kernel stands below, which has no control group namespaces and no timer
+	// slack to set.
+	Emulated bool `json:"emulated,omitempty"`
 	// CPUs is the affinity of all processes, which is what nproc shows. Empty leaves it as it is.
 	CPUs []int `json:"cpus,omitempty"`
 	// Rlimits are set for each process, not for the guest, which needs more descriptors than they.

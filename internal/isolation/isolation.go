@@ -65,6 +65,44 @@ type Spec struct {
 	Files []File `json:"files,omitempty"`
 	// AllowMissing names layers that may be absent. Each one that is shows in Applied.Missing.
 	AllowMissing []string `json:"allow_missing,omitempty"`
+	// Runtime is set by a backend that puts a kernel of its own into the cells of another one; callers
+	// leave it nil.
+	Runtime *Runtime `json:"-"`
+}
+
+// Runtime is a program that runs a sandbox with a kernel of its own, inside the walls of a backend that makes
+// cells (see Cell). It is started with the arguments given, in the cell's own ids, namespaces and groups, and
+// finds things where package guestwire's Runtime constants say.
+type Runtime struct {
+	Program string   // on the host; must be root's alone to write
+	Args    []string // without the program's name
+	// Files are written into the cell's own file system, which nothing in the sandbox sees, by absolute path.
+	Files map[string][]byte
+	// Dirs are directories of the host that the runtime finds there, by absolute path.
+	Dirs map[string]string
+	// Capabilities is its bounding set, in the cell's user namespace.
+	Capabilities []uint8
+	// Inside are the limits of the processes inside, which the guest there holds. Spec.Limits are the cell's, and
+	// leave room for the runtime itself.
+	Inside Limits
+}
+
+// HostProcess is a process of a cell as the host's kernel shows it.
+type HostProcess struct {
+	Name    string `json:"name"` // the first word of its command line
+	PID     int    `json:"pid"`
+	UID     uint32 `json:"uid"` // effective, of the host
+	GID     uint32 `json:"gid"`
+	Seccomp int    `json:"seccomp"` // mode; 2 is a filter
+}
+
+// Cell is an instance that holds a runtime.
+type Cell interface {
+	Instance
+	// DialCell connects to a socket in the cell's own file system, by its absolute path there.
+	DialCell(ctx context.Context, path string) (net.Conn, error)
+	// HostProcesses lists the cell's processes but its first.
+	HostProcesses() ([]HostProcess, error)
 }
 
 // Network is a TAP device in the instance's network namespace, the only one there beside loopback. What
@@ -115,6 +153,10 @@ type Applied struct {
 	GuestSeparated bool     `json:"guest_separated"` // PID 1 belongs to the outer user namespace
 	// Missing names the layers that the profile wants and this instance lacks.
 	Missing []string `json:"missing,omitempty"`
+	// Runtime is the kernel of its own that runs the sandbox, with version and platform; empty: the host's runs it.
+	Runtime string `json:"runtime,omitempty"`
+	// HostProcesses are the runtime's, as the host's kernel shows them once it has started.
+	HostProcesses []HostProcess `json:"host_processes,omitempty"`
 	// Fields says who observed each group: "kernel" (read back), "server", "guest".
 	Observed map[string]string `json:"observed,omitempty"`
 }

@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guest/bounds"
 	"casemate.dev/internal/guest/signals"
 	"casemate.dev/internal/guest/spawn"
 	"casemate.dev/internal/guestwire"
@@ -25,6 +27,7 @@ import (
 type Sandbox struct {
 	Listener net.Listener
 	Spawner  *spawn.Spawner
+	Bounds   *bounds.Group // nil where the kernel holds all limits
 	// Launch is what the server asked for; its file indexes mean nothing any more.
 	Launch guestwire.Launch
 }
@@ -38,41 +41,12 @@ var ErrUnclaimed = errors.New("the server went away before the launch")
 // Preconditions: the process is PID 1 in new user, mount, pid, ipc, uts, net and cgroup namespaces, with
 // every capability there as an ambient one, and with the descriptors of guestwire.Launch.
 func Run() (*Sandbox, error) {
-	// A descriptor that another thread of the server had open without close-on-exec at the wrong
-	// moment came along: package syscall opens the id maps of other sandboxes that way. First of all, since nothing of this process has been opened yet.
-	if err := unix.CloseRange(guestwire.LaunchSysFD+1, math.MaxUint32, 0); err != nil {
-		return nil, os.NewSyscallError("close_range", err)
-	}
-	// Everything below makes mounts and files, whose owner must have an id in here.
-	if err := becomeRoot(guestwire.LaunchControlFD); err != nil {
+	s := setup{}
+	control, listener, err := s.begin()
+	if err != nil {
 		return nil, err
 	}
-	nameProcess()
-	// Before the rest, so that no signal finds PID 1 without it (HARDENING 3).
-	if err := signals.Shield(); err != nil {
-		return nil, fmt.Errorf("shield signals: %w", err)
-	}
-	conn, err := connOf(guestwire.LaunchControlFD)
-	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	defer func() { _ = conn.Close() }()
-	listener, err := listenerOf(guestwire.LaunchListenFD)
-	if err != nil {
-		return nil, fmt.Errorf("listening socket: %w", err)
-	}
-	s := setup{began: time.Now(), micros: map[string]int64{}}
-	prepared := s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"), os.NewFile(guestwire.LaunchSysFD, "sys"))
-	warmUp()
-
-	control := guestwire.NewConn(conn)
-	if err := s.receive(control); err != nil {
-		return nil, err
-	}
-	if prepared != nil {
-		// Told now, since before there was no call to answer.
-		return nil, errors.Join(prepared, control.Fail(prepared))
-	}
+	defer func() { _ = control.Close() }()
 	spawner, err := s.run()
 	if err != nil {
 		return nil, errors.Join(err, control.Fail(err))
@@ -81,6 +55,50 @@ func Run() (*Sandbox, error) {
 		return nil, errors.Join(fmt.Errorf("answer the launch: %w", err), spawner.Close())
 	}
 	return &Sandbox{Listener: listener, Spawner: spawner, Launch: s.launch}, nil
+}
+
+// begin makes the process fit to be PID 1, prepares what needs nothing of the launch, and waits for that.
+func (s *setup) begin() (control *guestwire.Conn, listener net.Listener, err error) {
+	// A descriptor that another thread of the server had open without close-on-exec at the wrong
+	// moment came along: package syscall opens the id maps of other sandboxes that way. First of all, since nothing of this process has been opened yet.
+	if err := unix.CloseRange(guestwire.LaunchSysFD+1, math.MaxUint32, 0); err != nil {
+		return nil, nil, os.NewSyscallError("close_range", err)
+	}
+	// Everything below makes mounts and files, whose owner must have an id in here.
+	if err := becomeRoot(guestwire.LaunchControlFD); err != nil {
+		return nil, nil, err
+	}
+	nameProcess()
+	// Before the rest, so that no signal finds PID 1 without it (HARDENING 3).
+	if err := signals.Shield(); err != nil {
+		return nil, nil, fmt.Errorf("shield signals: %w", err)
+	}
+	conn, err := connOf(guestwire.LaunchControlFD)
+	if err != nil {
+		return nil, nil, fmt.Errorf("control socket: %w", err)
+	}
+	undo := cleanup.New(func() { _ = conn.Close() })
+	defer undo.Run()
+	if listener, err = listenerOf(guestwire.LaunchListenFD); err != nil {
+		return nil, nil, fmt.Errorf("listening socket: %w", err)
+	}
+	s.began, s.micros = time.Now(), map[string]int64{}
+	prepared := s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"), os.NewFile(guestwire.LaunchSysFD, "sys"))
+	warmUp()
+
+	control = guestwire.NewConn(conn)
+	if err := s.receive(control); err != nil {
+		return nil, nil, err
+	}
+	if prepared == nil && s.cell != (s.launch.Runtime != nil) {
+		prepared = errors.New("a guest was started for the one kind of sandbox and launched as the other")
+	}
+	if prepared != nil {
+		// Told now, since before there was no call to answer.
+		return nil, nil, errors.Join(prepared, control.Fail(prepared))
+	}
+	undo.Release()
+	return control, listener, nil
 }
 
 // becomeRoot waits for the id maps and takes the ids of root in here, in place of those that the server
@@ -168,6 +186,8 @@ func listenerOf(fd uintptr) (net.Listener, error) {
 
 // setup is one launch while it is under way.
 type setup struct {
+	cell   bool          // a runtime runs the sandbox: see RunCell
+	bounds *bounds.Group // inside a runtime, where the launch has any
 	launch guestwire.Launch
 	files  []*os.File
 	reply  guestwire.LaunchReply
@@ -230,7 +250,7 @@ func (s *setup) prepare(dev, sys *os.File) error {
 	// No user namespace in the sandbox can be made from here on, whatever a filter misses (clone3's
 	// flags can't be inspected; HARDENING 5). The file belongs to this user namespace alone
 	// (namespaces(7)), and must be written before /proc/sys turns read-only.
-	if err := writeAt(proc, "sys/user/max_user_namespaces", "0"); err != nil {
+	if err := writeAt(proc, "sys/user/max_user_namespaces", s.userNamespaces()); err != nil {
 		return fmt.Errorf("forbid user namespaces: %w", err)
 	}
 
@@ -243,6 +263,10 @@ func (s *setup) prepare(dev, sys *os.File) error {
 		return err
 	}
 	defer unix.Close(stage)
+
+	if s.cell {
+		return s.prepareCell(stage, dev, proc)
+	}
 
 	// /sys is not sysfs, which shows the host's hardware, firmware, modules and network devices, most
 	// of it guarded by ownership alone, but a small read-only tree with what programs look up.

@@ -28,12 +28,14 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 	// 2. Seen from a control group namespace that begins here, the payload's group (version 2: the
 	// sandbox's) is "/": processes inside learn no name of the host's (cgroup_namespaces(7)). Children
 	// inherit it.
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-		return a, fmt.Errorf("unshare control group namespace: %w", err)
-	}
-	// A thread that the runtime's watching thread made lets the kernel be late with timers; processes don't.
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, defaultTimerSlack, 0, 0, 0); err != nil {
-		return a, fmt.Errorf("set timer slack: %w", err)
+	if !w.Emulated {
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			return a, fmt.Errorf("unshare control group namespace: %w", err)
+		}
+		// A thread that the runtime's watching thread made lets the kernel be late with timers; processes don't.
+		if err := unix.Prctl(unix.PR_SET_TIMERSLACK, defaultTimerSlack, 0, 0, 0); err != nil {
+			return a, fmt.Errorf("set timer slack: %w", err)
+		}
 	}
 	// 3. Processors, which every child inherits; nproc inside reads this.
 	if len(w.CPUs) > 0 {
@@ -72,6 +74,9 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 	keep := caps.Of(w.Capabilities...) | caps.Of(unix.CAP_SETUID, unix.CAP_SETGID)
 	if len(w.SeccompExec) > 0 && !w.NoNewPrivs {
 		keep |= caps.Of(unix.CAP_SYS_ADMIN) // each child installs a filter, before it gives this up
+	}
+	if w.Emulated {
+		keep |= caps.Of(unix.CAP_CHOWN) // its pipes go to their users by owner, since gVisor's have no modes
 	}
 	if err := caps.Limit(keep); err != nil {
 		return a, err

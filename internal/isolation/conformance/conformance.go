@@ -35,6 +35,8 @@ const (
 	Standard Feature = "profile standard"
 	// OpenFiles: the limit on open files holds.
 	OpenFiles Feature = "open files"
+	// AnswersFrozen: the guest answers while the instance is frozen.
+	AnswersFrozen Feature = "answers while frozen"
 	// CPUTime: Usage counts what processes burnt.
 	CPUTime Feature = "cpu time"
 )

@@ -15,7 +15,8 @@ func treeCases() []testCase {
 		{name: "kill takes the whole tree", run: testKillTree},
 		{name: "scope kills from outside", run: testScopeKill},
 		{name: "children hold nobody up", run: testChildrenHoldNobodyUp},
-		{name: "freeze", run: testFreeze},
+		{name: "freeze", needs: []Feature{AnswersFrozen}, run: testFreeze},
+		{name: "frozen time", run: testFrozenTime},
 		{name: "kill while frozen", run: testKillFrozen},
 	}
 }
@@ -148,6 +149,34 @@ func testFreeze(t *testing.T, h Harness) {
 		}
 	}
 	waitFor(t, "the thawed process goes on", func() bool { return bytes() > quiet })
+}
+
+// testFrozenTime looks from outside: a frozen instance uses no processor time, and goes on where it was.
+func testFrozenTime(t *testing.T, h Harness) {
+	b := startBox(t, h)
+	r := b.startScript("i=0; while true; do i=$((i+1)); [ $((i % 5000)) = 0 ] && echo $i; done")
+	r.until("5000")
+	if err := b.inst.Freeze(limited(t)); err != nil {
+		t.Fatal(err)
+	}
+	const frozen = time.Second
+	before := b.usage().CPU
+	<-time.After(frozen)
+	if after := b.usage().CPU; after-before > frozen/4 {
+		t.Errorf("a frozen instance used %v of processor time in %v", after-before, frozen)
+	}
+	if err := b.inst.Thaw(limited(t)); err != nil {
+		t.Fatal(err)
+	}
+	bytes := func() int64 {
+		info, err := b.client.Get(limited(t), r.id)
+		if err != nil {
+			t.Fatalf("get: %v", err)
+		}
+		return info.Bytes
+	}
+	thawed := bytes()
+	waitFor(t, "the thawed process goes on", func() bool { return bytes() > thawed })
 }
 
 func testKillFrozen(t *testing.T, h Harness) {

@@ -49,6 +49,8 @@ type Config struct {
 	// SpareLimits are the limits that spares get ahead of time. A Start with the same ones is
 	// faster by the time that changing them takes.
 	SpareLimits isolation.Limits
+	// Cells makes a backend of cells: every instance holds a runtime (isolation.Runtime), and none is without.
+	Cells bool
 	// Log takes what goes wrong in the background; default slog.Default().
 	Log *slog.Logger
 
@@ -65,6 +67,7 @@ type Backend struct {
 	null     *os.File
 	allCaps  []uintptr // every capability that this kernel knows
 	program  *program
+	inside   string // where cells' copy of the guest's program lies
 	ids      *idPool
 	groups   *cgroup.Hierarchy // nil where the host has none
 	probes   *probe.Set
@@ -157,6 +160,11 @@ func (b *Backend) open() (err error) {
 	}
 	if b.program, err = newProgram(b.cfg.Guest); err != nil {
 		return err
+	}
+	if b.cfg.Cells {
+		if err := b.placeInside(); err != nil {
+			return err
+		}
 	}
 	if b.ids, err = openIDPool(b.cfg.IDDir, b.cfg.ServerID); err != nil {
 		return err

@@ -169,7 +169,7 @@ func (b *Backend) fork(g *guest) error {
 			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		}
 		return sched.Normally(func() (err error) {
-			pid, err = execGuest(attr)
+			pid, err = execGuest(b.guestArgs(), attr)
 			return err
 		})
 	}
@@ -200,13 +200,13 @@ func (b *Backend) fork(g *guest) error {
 const guestSlack = 50_000
 
 // execGuest forks and executes the guest program, whose threads inherit the slack of the one that forks.
-func execGuest(attr *syscall.ProcAttr) (pid int, err error) {
+func execGuest(argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0); err != nil {
 		return 0, os.NewSyscallError("prctl PR_SET_TIMERSLACK", err)
 	}
-	return syscall.ForkExec(programPath(), []string{"casemate-guest"}, attr) //nolint:forbidigo // the guest is no process of a sandbox
+	return syscall.ForkExec(programPath(), argv, attr) //nolint:forbidigo // the guest is no process of a sandbox
 }
 
 // giveIDs maps the guest's ids and tells it so: it waits for that before it does anything else.

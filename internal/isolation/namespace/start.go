@@ -37,6 +37,9 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err := checkPlan(s); err != nil {
 		return nil, err
 	}
+	if err := b.checkRuntime(s); err != nil {
+		return nil, err
+	}
 	if b.instance(s.ID) != nil {
 		return nil, errs.New(errs.AlreadyExists, "sandbox %s is running already", s.ID)
 	}
@@ -105,6 +108,9 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	// The device needs the network namespace alone, so it is made while the guest builds the root. A launch
 	// that fails takes it along.
 	device := startDevice(g, s.Network)
+	if s.Runtime != nil {
+		device = already(device()) // a runtime takes the device over as it starts
+	}
 	reply, err := g.launch(ctx, build.launch, build.files)
 	made, derr := device()
 	undo := cleanup.New(made.close)
@@ -164,6 +170,11 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 	if err := build.root(ctx); err != nil {
 		return err
 	}
+	if s.Runtime != nil {
+		if err := build.runtime(b.inside, g); err != nil {
+			return err
+		}
+	}
 	for _, f := range s.Files {
 		content, err := sealedFile("casemate-file", f.Content)
 		if err != nil {
@@ -172,7 +183,7 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 		build.launch.Files = append(build.launch.Files, guestwire.LaunchFile{Target: f.Path, File: build.add(content)})
 	}
 	build.launch.Sys = guestwire.Prepared
-	if len(cpus) > 0 { // fewer than all
+	if len(cpus) > 0 && s.Runtime == nil { // fewer than all
 		sys, err := newSys(cpus)
 		if err != nil {
 			return fmt.Errorf("make /sys: %w", err)
@@ -211,6 +222,9 @@ func (b *Backend) explainLaunch(ctx context.Context, g *guest, err error) error 
 // verify compares what the kernel says about the guest with what was asked for, and returns what is
 // really in place. Anything less than asked for is an error: nothing here is best effort.
 func (b *Backend) verify(s isolation.Spec, g *guest, wall wallPlan, reply guestwire.LaunchReply) (isolation.Applied, error) {
+	if s.Runtime != nil {
+		return b.verifyCell(s, g, reply)
+	}
 	p := g.posture
 	w, err := observeWalls(g.proc.PID())
 	if err != nil {

@@ -35,6 +35,9 @@ func (w wallPlan) close() {
 
 // walls returns the walls for a spec.
 func (b *Backend) walls(s isolation.Spec, cpus []int) (wallPlan, error) {
+	if s.Runtime != nil {
+		return b.cellWalls(s, cpus), nil
+	}
 	w, err := b.baseWalls(wallKey{s.Profile, slices.Contains(s.AllowMissing, walls.LayerLandlock)})
 	if err != nil {
 		return w, err

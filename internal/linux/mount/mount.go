@@ -55,7 +55,8 @@ func cloneAt(dirfd int, path, name string, flags uint) (*os.File, error) {
 
 // Change is what SetAttr does to a mount.
 type Change struct {
-	Set Attr
+	Set   Attr
+	Clear Attr
 	// UserNS, where not nil, maps the mount's ids through that user namespace (an idmapped mount):
 	// what is stored as the namespace's inside-id shows as its outside-id.
 	UserNS *os.File
@@ -67,7 +68,7 @@ type Change struct {
 // it, and what is mounted below the one would show below the other (mount_namespaces(7)). Ids can be
 // mapped only while the mount is detached, and once.
 func SetAttr(m *os.File, c Change) error {
-	attr := unix.MountAttr{Attr_set: uint64(c.Set), Propagation: unix.MS_PRIVATE}
+	attr := unix.MountAttr{Attr_set: uint64(c.Set), Attr_clr: uint64(c.Clear), Propagation: unix.MS_PRIVATE}
 	if c.UserNS != nil {
 		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
 		attr.Userns_fd = uint64(c.UserNS.Fd())

@@ -1,0 +1,124 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guest/bounds"
+	"casemate.dev/internal/guest/signals"
+	"casemate.dev/internal/guest/spawn"
+	"casemate.dev/internal/guestwire"
+)
+
+// Inside is Run for PID 1 of a runtime's kernel: the root is built, and the launch comes on a socket that the
+// runtime passed as guestwire.RuntimeControlFD, as do the server's connections afterwards.
+func Inside() (*Sandbox, error) {
+	unix.Umask(0o022)
+	if err := signals.Shield(); err != nil {
+		return nil, fmt.Errorf("shield signals: %w", err)
+	}
+	conn, err := connOf(guestwire.RuntimeControlFD)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	s := setup{began: time.Now(), micros: map[string]int64{}, thread: spawn.Prepare()}
+	control := guestwire.NewConn(conn)
+	if err := s.receive(control); err != nil {
+		return nil, err
+	}
+	spawner, err := s.settleInside()
+	if err != nil {
+		return nil, errors.Join(err, control.Fail(err))
+	}
+	if err := control.Reply(s.reply); err != nil {
+		return nil, errors.Join(fmt.Errorf("answer the launch: %w", err), spawner.Close())
+	}
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, fmt.Errorf("the control socket is a %T", conn)
+	}
+	if s.bounds != nil {
+		go s.bounds.Watch()
+	}
+	return &Sandbox{Listener: &passed{conn: u}, Spawner: spawner, Bounds: s.bounds, Launch: s.launch}, nil
+}
+
+// groupDir is where the guest mounts the control groups of its kernel for the moment that it takes to open them.
+const groupDir = "/dev/.casemate/groups"
+
+func (s *setup) settleInside() (*spawn.Spawner, error) {
+	if err := unix.Sethostname([]byte(s.launch.Hostname)); err != nil {
+		return nil, fmt.Errorf("set host name: %w", err)
+	}
+	if err := setLimits(s.launch.Rlimits); err != nil {
+		return nil, err
+	}
+	var join []*os.File
+	if b := s.launch.Bounds; b != nil {
+		var err error
+		if s.bounds, err = bounds.New(groupDir, *b); err != nil {
+			return nil, fmt.Errorf("hold the limits: %w", err)
+		}
+		join = s.bounds.Join()
+	}
+	spawner, err := s.thread.Raise(s.launch.Walls, join)
+	if err != nil {
+		return nil, fmt.Errorf("walls: %w", err)
+	}
+	s.lap("walls")
+	s.reply.Walls, s.reply.Micros = spawner.Applied(), s.micros
+	return spawner, nil
+}
+
+// passed is a listener whose connections come as descriptors on a socket.
+type passed struct {
+	// mu guards the field below.
+	mu   sync.Mutex
+	conn *net.UnixConn
+}
+
+func (p *passed) control() *net.UnixConn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.conn
+}
+
+// Accept implements net.Listener.
+func (p *passed) Accept() (net.Conn, error) {
+	conn := p.control()
+	var b [1]byte
+	oob := make([]byte, syscall.CmsgSpace(4))
+	n, oobn, _, _, err := conn.ReadMsgUnix(b[:], oob)
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return nil, errors.Join(net.ErrClosed, err) // nobody can reach this guest any more
+	}
+	msgs, err := syscall.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(msgs) != 1 {
+		return nil, errs.New(errs.Internal, "a connection came without its descriptor")
+	}
+	fds, err := syscall.ParseUnixRights(&msgs[0])
+	if err != nil || len(fds) != 1 {
+		return nil, errs.New(errs.Internal, "a connection came without its descriptor")
+	}
+	f := os.NewFile(uintptr(fds[0]), "connection")
+	defer func() { _ = f.Close() }()
+	return net.FileConn(f)
+}
+
+// Close implements net.Listener.
+func (p *passed) Close() error { return p.control().Close() }
+
+// Addr implements net.Listener.
+func (p *passed) Addr() net.Addr { return p.control().LocalAddr() }

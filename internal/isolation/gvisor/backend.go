@@ -1,0 +1,149 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+)
+
+// Name is the backend's name.
+const Name = "gvisor"
+
+// Config says how a Backend works. Cells must be set.
+type Config struct {
+	// Cells makes the cells that runsc runs in.
+	Cells isolation.Backend
+	// Program is the path of runsc. Empty: there is none, and every start says so.
+	Program string
+	// Log takes what goes wrong in the background; default slog.Default().
+	Log *slog.Logger
+}
+
+// Backend starts sandboxes with gVisor's kernel. Methods are safe for concurrent use.
+type Backend struct {
+	cells   isolation.Backend
+	program *program
+	log     *slog.Logger
+}
+
+var _ isolation.Backend = (*Backend)(nil)
+
+// New returns the backend. It starts nothing, and does not fail where runsc is missing: Capabilities tells.
+func New(cfg Config) *Backend {
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	return &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}, log: cfg.Log}
+}
+
+// Name returns "gvisor".
+func (b *Backend) Name() string { return Name }
+
+// hostWalls are layers of the cells' backend that stand before system calls of processes, none of which reach the
+// host's kernel here.
+func hostWalls(layer string) bool {
+	return layer == "landlock" || strings.HasPrefix(layer, "seccomp")
+}
+
+// Capabilities implements isolation.Backend.
+func (b *Backend) Capabilities(ctx context.Context) []isolation.Capability {
+	out := []isolation.Capability{b.program.capability(ctx)}
+	for _, c := range b.cells.Capabilities(ctx) {
+		if !hostWalls(c.Name) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Start implements isolation.Backend.
+func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instance, error) {
+	version, err := b.program.check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	config, err := bundle(s)
+	if err != nil {
+		return nil, err
+	}
+	spec := s
+	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
+	spec.Limits = cellLimits(s.Limits)
+	spec.Runtime = &isolation.Runtime{
+		Program: b.program.path, Inside: s.Limits, Args: runArgs(s), Capabilities: runscCapabilities(),
+		Files: map[string][]byte{bundleDir + "/config.json": config},
+	}
+	inst, err := b.cells.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return newInstance(inst, version, s.Limits)
+}
+
+// What runsc takes beside the sandbox's own: its heap and stacks, the gofer, and threads of the host for the
+// sandbox's.
+const (
+	reserveBytes = 256 << 20
+	reservePids  = 256
+	pidsPerPid   = 4
+)
+
+// cellLimits are the limits of the cell. They are a wall around those that the guest inside holds: what gets past
+// the guest ends the whole sandbox.
+func cellLimits(l isolation.Limits) isolation.Limits {
+	l.MemoryBytes += reserveBytes
+	l.Pids = l.Pids*pidsPerPid + reservePids
+	return l
+}
+
+// runArgs are runsc's arguments that start a sandbox.
+func runArgs(s isolation.Spec) []string {
+	control := fmt.Sprint(guestwire.RuntimeControlFD)
+	return append(globalArgs(s), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile,
+		"--pass-fd="+control+":"+control, containerID)
+}
+
+// globalArgs are the arguments of every runsc.
+func globalArgs(s isolation.Spec) []string {
+	network := "none"
+	if s.Network != nil {
+		network = "sandbox"
+	}
+	return []string{
+		"--root=" + rootDir, "--platform=" + platform, "--network=" + network,
+		"--ignore-cgroups", // the cell has its own
+		"--overlay2=none",  // what is written must lie in the layer that commits read
+		"--host-uds=none", "--host-fifo=none", "--oci-seccomp=false", "--net-raw=false",
+	}
+}
+
+// platform is how the Sentry gets at the system calls of processes: systrap works on every host.
+const platform = "systrap"
+
+// Adopt implements isolation.Backend.
+func (b *Backend) Adopt(ctx context.Context, raw json.RawMessage) (isolation.Instance, error) {
+	r, err := decodeRecord(raw)
+	if err != nil {
+		return nil, errs.Wrap(err, errs.InvalidArgument, "the sandbox's record can't be read")
+	}
+	inst, err := b.cells.Adopt(ctx, r.Cell)
+	if err != nil {
+		return nil, err
+	}
+	return adopted(inst, r)
+}
+
+// Sweep implements isolation.Backend. Whatever is left over lies in cells.
+func (b *Backend) Sweep(ctx context.Context, keep map[string]bool) ([]string, error) {
+	return b.cells.Sweep(ctx, keep)
+}
+
+// Close implements isolation.Backend.
+func (b *Backend) Close() error { return b.cells.Close() }

@@ -1,0 +1,225 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+)
+
+// Instance is one running sandbox.
+type Instance struct {
+	isolation.Cell
+	record record
+	raw    json.RawMessage // record as text; never changes
+	guest  *guestwire.Client
+
+	mu     sync.Mutex // guards the fields below
+	limits isolation.Limits
+	frozen bool
+	kills  int64 // that the guest had counted when it last answered
+}
+
+var _ isolation.Instance = (*Instance)(nil)
+
+// record is what Adopt needs.
+type record struct {
+	Version string           `json:"runsc"` // that it runs with
+	Limits  isolation.Limits `json:"limits"`
+	Cell    json.RawMessage  `json:"cell"`
+}
+
+func decodeRecord(raw json.RawMessage) (record, error) {
+	var r record
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return r, fmt.Errorf("decode record: %w", err)
+	}
+	if len(r.Cell) == 0 {
+		return r, errs.New(errs.InvalidArgument, "the record names no cell")
+	}
+	return r, nil
+}
+
+func newInstance(inst isolation.Instance, version string, l isolation.Limits) (*Instance, error) {
+	return adopted(inst, record{Version: version, Limits: l, Cell: inst.Record()})
+}
+
+func adopted(inst isolation.Instance, r record) (*Instance, error) {
+	cell, ok := inst.(isolation.Cell)
+	if !ok {
+		return nil, errs.New(errs.Internal, "the cells' backend makes a %T, which is no cell", inst)
+	}
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode record: %w", err)
+	}
+	return &Instance{Cell: cell, record: r, raw: raw, limits: r.Limits, guest: guestwire.NewClient(cell.Dial)}, nil
+}
+
+// Record implements isolation.Instance.
+func (i *Instance) Record() json.RawMessage { return i.raw }
+
+// Applied implements isolation.Instance.
+func (i *Instance) Applied() isolation.Applied {
+	a := i.Cell.Applied()
+	a.Backend = Name
+	a.Runtime = "gVisor " + i.record.Version + ", " + platform
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if a.Limits.MemoryBytes != 0 { // else the host has nothing to hold the sandbox to
+		a.Limits.MemoryBytes = i.limits.MemoryBytes
+	}
+	if a.Limits.Pids != 0 {
+		a.Limits.Pids = i.limits.Pids
+	}
+	return a
+}
+
+// Update implements isolation.Instance. The cell's limits give way first and take hold last, so that a sandbox
+// within its limits never meets them.
+func (i *Instance) Update(ctx context.Context, l isolation.Limits) error {
+	i.mu.Lock()
+	was := i.limits
+	i.mu.Unlock()
+	room := cellLimits(l)
+	outer := cellLimits(was)
+	outer.MemoryBytes, outer.Pids, outer.CPUs = max(outer.MemoryBytes, room.MemoryBytes), max(outer.Pids, room.Pids), l.CPUs
+	if err := i.Cell.Update(ctx, outer); err != nil {
+		return err
+	}
+	if err := i.guest.Bound(ctx, guestwire.Bounds{MemoryBytes: l.MemoryBytes, Pids: l.Pids}); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.limits.MemoryBytes, i.limits.Pids, i.limits.CPUs = l.MemoryBytes, l.Pids, l.CPUs
+	i.mu.Unlock()
+	err := i.Cell.Update(ctx, room)
+	if errs.Is(err, errs.FailedPrecondition) || errs.Is(err, errs.ResourceExhausted) {
+		return nil // more is in use: the guest ends what is too much, and the outer wall stays wider meanwhile
+	}
+	return err
+}
+
+// Usage implements isolation.Instance. Memory, CPU time and disk are what the host's kernel counted for the cell, runsc
+// included; the number of processes is the Sentry's word, and how many were ended for want of memory the guest's,
+// since the host sees none of them.
+func (i *Instance) Usage(ctx context.Context) (isolation.Usage, error) {
+	u, err := i.Cell.Usage(ctx)
+	if err != nil {
+		return u, err
+	}
+	var e event
+	if err := i.call(ctx, methodEvent, containerID, nil, &e); err != nil {
+		return u, err
+	}
+	u.Pids = e.Event.Data.Pids.Current
+	kills, err := i.oomKills(ctx)
+	u.OOMKills += kills
+	return u, err
+}
+
+// event is what Usage takes of the Sentry's answer to methodEvent.
+type event struct {
+	Event struct {
+		Data struct {
+			Pids struct {
+				Current int `json:"current"`
+			} `json:"pids"`
+		} `json:"data"`
+	}
+}
+
+// oomKills asks the guest. One that is frozen can't answer, and has ended nobody since it last did.
+func (i *Instance) oomKills(ctx context.Context) (int64, error) {
+	i.mu.Lock()
+	frozen, kills := i.frozen, i.kills
+	i.mu.Unlock()
+	if frozen {
+		return kills, nil
+	}
+	st, err := i.guest.Status(ctx)
+	if err != nil {
+		return kills, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.kills = st.OOMKills
+	return st.OOMKills, nil
+}
+
+// NewScope implements isolation.Instance. The host's control groups hold the sandbox as a whole; within it the
+// guest knows which process is whose.
+func (i *Instance) NewScope(_ context.Context, processID string) (isolation.Scope, error) {
+	return &scope{guest: i.guest, process: processID}, nil
+}
+
+// OpenScope implements isolation.Instance.
+func (i *Instance) OpenScope(processID string) (isolation.Scope, error) {
+	return &scope{guest: i.guest, process: processID}, nil
+}
+
+// scope is a process and its descendants, as the guest knows them.
+type scope struct {
+	guest   *guestwire.Client
+	process string
+}
+
+func (*scope) Files() []*os.File { return nil }
+func (*scope) Layout() []string  { return nil }
+func (*scope) Recycle() bool     { return true }
+func (*scope) Close() error      { return nil }
+
+// Empty implements isolation.Scope.
+func (s *scope) Empty() (bool, error) {
+	t, err := s.guest.Tree(context.Background(), s.process)
+	if errs.Is(err, errs.NotFound) {
+		return true, nil
+	}
+	return t.Alive == 0, err
+}
+
+// Kill implements isolation.Scope.
+func (s *scope) Kill(ctx context.Context) error {
+	err := s.guest.Signal(ctx, guestwire.SignalRequest{ID: s.process, Signal: int(syscall.SIGKILL), Tree: true})
+	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.FailedPrecondition) {
+		return nil // nothing is left
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("kill %s", s.process), err)
+	}
+	return nil
+}
+
+// Freeze implements isolation.Instance: the Sentry lets no process go on, the guest neither.
+func (i *Instance) Freeze(ctx context.Context) error {
+	if _, err := i.oomKills(ctx); err != nil {
+		return err
+	}
+	return i.hold(ctx, true, methodPause)
+}
+
+// Thaw implements isolation.Instance.
+func (i *Instance) Thaw(ctx context.Context) error { return i.hold(ctx, false, methodResume) }
+
+func (i *Instance) hold(ctx context.Context, frozen bool, method string) error {
+	i.mu.Lock()
+	was := i.frozen
+	i.mu.Unlock()
+	if was == frozen {
+		return nil // the Sentry counts: one that was paused twice would have to be resumed twice
+	}
+	if err := i.call(ctx, method, nil, nil, nil); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.frozen = frozen
+	return nil
+}
