@@ -52,7 +52,7 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.StringArrayVar(&f.allowMissing, "allow-missing", nil, "start although this `LAYER` of isolation is missing here (repeatable; see doctor)")
 	f.network.register(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"locked", "standard"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace", "gvisor"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // defaultTarget is where the server shows a workspace that names no place.

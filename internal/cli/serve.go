@@ -69,6 +69,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
 	fl.Var(&f.state, "state-per-key", "limit on what agents' documents of one key hold, old versions included (default 1g)")
+	fl.StringVar(&f.cfg.Runsc, "runsc", "", "`PATH` of gVisor's runsc, for isolation gvisor (default the one beside this program, or in the PATH)")
 	fl.StringArrayVar(&f.aliases, "image-alias", nil, "`IMAGE=NAME`: what stands for an image that a build begins with, a template or an image at a mirror (repeatable)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
 }

@@ -3,10 +3,13 @@ package server
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 
 	"casemate.dev/internal/api"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/gvisor"
 	"casemate.dev/internal/isolation/namespace"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
@@ -32,6 +35,47 @@ func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api
 	if err := s.openImages(roots, b); err != nil {
 		return nil, nil, err
 	}
-	s.backends = map[string]isolation.Backend{namespace.Name: b}
+	kernels, err := s.openGvisor(guest)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.backends = map[string]isolation.Backend{namespace.Name: b, gvisor.Name: kernels}
 	return roots, roots.Build, nil
+}
+
+// gvisorSpares is how many cells wait for a runsc. Making one takes a tenth of what starting runsc in it does.
+const gvisorSpares = 1
+
+// openGvisor opens the backend with kernels of its own. Its cells have control groups, id claims and a run directory
+// apart from those of the sandboxes without, so that neither takes the other's for left over.
+func (s *Server) openGvisor(guest []byte) (*gvisor.Backend, error) {
+	cells, err := namespace.New(namespace.Config{
+		ServerID: s.id + "-" + gvisor.Name, RunDir: filepath.Join(s.cfg.RunDir, gvisor.Name), Guest: guest,
+		Spares: min(s.cfg.Spares, gvisorSpares), Cells: true, Log: s.log,
+		SpareLimits: gvisor.CellLimits(sandbox.DefaultLimits(s.cfg.Defaults.Limits)),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open backend %s: %w", gvisor.Name, err)
+	}
+	b := gvisor.New(gvisor.Config{Cells: cells, Program: s.runsc(), Log: s.log})
+	s.undo.Add(func() { s.failed("close backend "+gvisor.Name, b.Close()) })
+	return b, nil
+}
+
+// runsc returns the path of gVisor's program: the one that was named, one beside this program, or one in the PATH; ""
+// where there is none.
+func (s *Server) runsc() string {
+	if s.cfg.Runsc != "" {
+		return s.cfg.Runsc
+	}
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), "runsc")
+		if _, err := os.Stat(beside); err == nil {
+			return beside
+		}
+	}
+	if path, err := exec.LookPath("runsc"); err == nil && filepath.IsAbs(path) {
+		return path
+	}
+	return ""
 }

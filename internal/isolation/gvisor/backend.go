@@ -75,7 +75,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	}
 	spec := s
 	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
-	spec.Limits = cellLimits(s.Limits)
+	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
 		Program: b.program.path, Inside: s.Limits, Args: runArgs(s), Capabilities: runscCapabilities(),
 		Files: map[string][]byte{bundleDir + "/config.json": config},
@@ -95,9 +95,9 @@ const (
 	pidsPerPid   = 4
 )
 
-// cellLimits are the limits of the cell. They are a wall around those that the guest inside holds: what gets past
+// CellLimits are the limits of the cell of a sandbox with limits l. They are a wall around those that the guest inside holds: what gets past
 // the guest ends the whole sandbox.
-func cellLimits(l isolation.Limits) isolation.Limits {
+func CellLimits(l isolation.Limits) isolation.Limits {
 	l.MemoryBytes += reserveBytes
 	l.Pids = l.Pids*pidsPerPid + reservePids
 	return l

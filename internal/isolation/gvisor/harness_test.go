@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,9 +20,6 @@ import (
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/testenv"
 )
-
-// patience bounds every wait for something that must happen.
-const patience = 2 * time.Minute
 
 func testLimits() isolation.Limits {
 	return isolation.Limits{MemoryBytes: 256 << 20, CPUs: 2, Pids: 128, OpenFiles: 256, DiskBytes: 64 << 20}

@@ -88,8 +88,8 @@ func (i *Instance) Update(ctx context.Context, l isolation.Limits) error {
 	i.mu.Lock()
 	was := i.limits
 	i.mu.Unlock()
-	room := cellLimits(l)
-	outer := cellLimits(was)
+	room := CellLimits(l)
+	outer := CellLimits(was)
 	outer.MemoryBytes, outer.Pids, outer.CPUs = max(outer.MemoryBytes, room.MemoryBytes), max(outer.Pids, room.Pids), l.CPUs
 	if err := i.Cell.Update(ctx, outer); err != nil {
 		return err

@@ -131,6 +131,10 @@ func (b *builder) runtime(inside string, g *guest) error {
 }
 
 func (b *builder) program(path string) (int, error) {
+	path, err := filepath.EvalSymlinks(path) // a mount of a link is a link
+	if err != nil {
+		return 0, err
+	}
 	m, err := mount.Clone(path, false)
 	if err != nil {
 		return 0, err
