@@ -24,7 +24,7 @@ RACE := ./client/... ./internal/api/... ./internal/e2b/... ./internal/egress/...
 	./internal/secret/... ./internal/server/... ./internal/store/...
 # Tests that only "unit" runs: five hold programs to memory or time, many times of which the detector needs itself,
 # and one makes a system call on all threads, which Go offers to programs without cgo only.
-WITHOUTRACE := ^(TestIdleMemory|TestHugeOutput|TestLimitProcess|TestManyIdle|TestUnreadIsBounded|TestHalfOpenDoesNotSlowOthers)$$
+WITHOUTRACE := ^(TestGvisorConformance|TestIdleMemory|TestHugeOutput|TestLimitProcess|TestManyIdle|TestUnreadIsBounded|TestHalfOpenDoesNotSlowOthers)$$
 GOFILES = $(shell git ls-files --cached --others --exclude-standard '*.go' | grep -v '\.pb\.go$$\|\.connect\.go$$')
 TESTTIMEOUT ?= 15m
 FUZZTIME ?= 60s

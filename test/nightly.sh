@@ -28,7 +28,7 @@ fuzz() {
 	return $ok
 }
 
-part unit env RERUNS=0 test/gotest.sh ./... -count=1 -shuffle=on -timeout 30m
+part unit env RERUNS=0 CASEMATE_TEST_NIGHTLY=1 test/gotest.sh ./... -count=1 -shuffle=on -timeout 30m
 part race make race RERUNS=0 TESTTIMEOUT=30m
 part fuzz fuzz
 part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 180m -run 'Soak|Stress' ./internal/... ./test/...

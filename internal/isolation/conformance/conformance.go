@@ -61,6 +61,9 @@ type Harness struct {
 	EchoServer func(port int) []string
 	// Allocate is a command that takes that many bytes of memory and then ends with status 0.
 	Allocate func(bytes int64) []string
+	// Few runs only the cases that tell most about a backend whose instances are slow to start. The others are for a
+	// run of their own, at night.
+	Few bool
 	// Lacks declares the features that the backend can't have, each with the reason.
 	Lacks map[Feature]string
 }
@@ -81,7 +84,12 @@ type testCase struct {
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	s := suite{open: open}
 	var left []string
+	few := false
+	t.Run("harness", func(t *testing.T) { few = s.open(t).Few })
 	for _, c := range slices.Concat(lifecycleCases(), processCases(), treeCases(), outputCases(), inputCases(), fileCases(), portCases(), limitCases(), restartCases()) {
+		if few && !slices.Contains(fewCases(), c.name) {
+			continue
+		}
 		if reason := s.lacks(t, c); reason != "" {
 			left = append(left, c.name+" ("+reason+")")
 			continue
@@ -90,6 +98,14 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	}
 	if len(left) > 0 {
 		t.Logf("declared as lacking and not run:\n  %s", strings.Join(left, "\n  "))
+	}
+}
+
+// fewCases are those of Harness.Few.
+func fewCases() []string {
+	return []string{
+		"start and claim", "applied", "canceled start", "destroy while busy", "kill takes the whole tree", "frozen time",
+		"terminal", "write and read", "memory limit", "process limit", "update limits", "adopt", "sweep",
 	}
 }
 

@@ -16,7 +16,7 @@ func treeCases() []testCase {
 		{name: "scope kills from outside", run: testScopeKill},
 		{name: "children hold nobody up", run: testChildrenHoldNobodyUp},
 		{name: "freeze", needs: []Feature{AnswersFrozen}, run: testFreeze},
-		{name: "frozen time", run: testFrozenTime},
+		{name: "frozen time", needs: []Feature{CPUTime}, run: testFrozenTime},
 		{name: "kill while frozen", run: testKillFrozen},
 	}
 }

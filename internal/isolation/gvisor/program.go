@@ -14,10 +14,6 @@ import (
 	"casemate.dev/internal/isolation"
 )
 
-// WantVersion is the release that this backend was made for and is tested with, as the module has it (go.mod).
-// Others than that read no memory image of it.
-const WantVersion = "v0.0.0-20260905035102-160fafc42237"
-
 // minRelease is the oldest release, by its date, that has what this backend needs of runsc.
 const minRelease = "20260101"
 

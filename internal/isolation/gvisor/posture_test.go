@@ -1,0 +1,104 @@
+package gvisor_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation"
+)
+
+// What the host's kernel shows of a sandbox: no process of runsc is root of the host, each has a system call filter, and
+// Applied says so.
+func TestHostProcesses(t *testing.T) {
+	h := newHost(t)
+	i, err := h.backend().Start(t.Context(), newSpec(t, isolation.Standard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := i.Destroy(context.Background()); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+	}()
+	a := i.Applied()
+	var names []string
+	for _, p := range a.HostProcesses {
+		names = append(names, p.Name)
+	}
+	for _, want := range []string{"runsc-sandbox", "runsc-gofer"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("applied names no %s: %v", want, names)
+		}
+	}
+	all := processes(t, i)
+	if len(all) == 0 {
+		t.Error("the cell has no process")
+	}
+	for _, p := range all {
+		if p.UID < a.HostUID || p.UID >= a.HostUID+a.UIDCount || p.UID == 0 || p.GID == 0 {
+			t.Errorf("%q runs as %d:%d on the host, outside of %d+%d", p.Name, p.UID, p.GID, a.HostUID, a.UIDCount)
+		}
+		if p.Name == "runsc-sandbox" && p.Seccomp != 2 {
+			t.Errorf("the Sentry has seccomp mode %d", p.Seccomp)
+		}
+	}
+	if !strings.Contains(a.Runtime, "gVisor") || a.Backend != "gvisor" {
+		t.Errorf("applied says %q, %q", a.Backend, a.Runtime)
+	}
+}
+
+// Without a runsc that will do nothing starts, and both the error and the capability say how to get one.
+func TestWithoutRunsc(t *testing.T) {
+	h := newHost(t)
+	write := func(name, script string) string {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for what, program := range map[string]string{
+		"none":         "",
+		"missing":      "/nowhere/runsc",
+		"another":      write("other", "echo hello"),
+		"failing":      write("failing", "exit 1"),
+		"old":          write("old", "echo runsc version release-20220425.0"),
+		"without date": write("dateless", "echo runsc version VERSION_MISSING"),
+	} {
+		b := h.with(program)
+		_, err := b.Start(t.Context(), newSpec(t, isolation.Locked))
+		if !errs.Is(err, errs.Unsupported) {
+			t.Errorf("%s: start gives %v", what, err)
+			continue
+		}
+		if text, hint := errs.PublicText(err); !strings.Contains(text, "runsc") || !strings.Contains(hint, "make runsc") {
+			t.Errorf("%s: %q, %q", what, text, hint)
+		}
+		c := b.Capabilities(t.Context())[0]
+		if c.Name != "runsc" || c.OK || c.Detail == "" || !strings.Contains(c.Remedy, "make runsc") {
+			t.Errorf("%s: %+v", what, c)
+		}
+	}
+	if left := h.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// The release that make runsc builds is that of the module's graph.
+func TestRunscVersion(t *testing.T) {
+	h := newHost(t)
+	c := h.backend().Capabilities(t.Context())[0]
+	mod, err := os.ReadFile("../../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, _, _ := strings.Cut(c.Detail, " ")
+	if !c.OK || !strings.Contains(string(mod), "gvisor.dev/gvisor "+version) {
+		t.Errorf("runsc is %+v, not what go.mod names: run make runsc", c)
+	}
+}
