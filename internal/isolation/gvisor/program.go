@@ -62,7 +62,7 @@ func askVersion(ctx context.Context, path string) (string, error) {
 	cmd.Env = []string{}
 	out, err := cmd.Output()
 	if err != nil {
-		return "", errs.Wrap(err, errs.Unsupported, "%s does not tell its version", path).WithHint("%s", remedy)
+		return "", errs.Wrap(err, errs.Unsupported, "the runsc at %s does not tell its version", path).WithHint("%s", remedy)
 	}
 	line, _, _ := bytes.Cut(out, []byte("\n"))
 	version, ok := strings.CutPrefix(string(line), "runsc version ")
