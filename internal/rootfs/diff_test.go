@@ -102,23 +102,33 @@ func TestDiffWorkspaces(t *testing.T) {
 			want     map[string]string
 		}{
 			"between commits": {
-				State{Layer: first.ID}, State{Layer: second.ID}, DiffOptions{},
+				State{Layer: first.ID},
+				State{Layer: second.ID},
+				DiffOptions{},
 				map[string]string{"/workspace/a": " host\n-one\n+two\n", "/workspace/new": "-new\n", "/workspace/gone": "-host\n"},
 			},
 			"back": {
-				State{Layer: second.ID}, State{Layer: first.ID}, DiffOptions{Paths: []string{"/workspace/gone", "/etc-file"}},
+				State{Layer: second.ID},
+				State{Layer: first.ID},
+				DiffOptions{Paths: []string{"/workspace/gone", "/etc-file"}},
 				map[string]string{"/workspace/gone": "+host\n"},
 			},
 			"from what it started from": {
-				State{Layer: first.ID, Template: true}, State{Layer: first.ID}, DiffOptions{},
+				State{Layer: first.ID, Template: true},
+				State{Layer: first.ID},
+				DiffOptions{},
 				map[string]string{"/etc-file": "+root\n", "/workspace/a": " host\n+one\n", "/workspace/new": "+new\n"},
 			},
 			"the root alone": {
-				State{Layer: first.ID, Template: true}, State{Layer: first.ID}, DiffOptions{Part: "/"},
+				State{Layer: first.ID, Template: true},
+				State{Layer: first.ID},
+				DiffOptions{Part: "/"},
 				map[string]string{"/etc-file": "+root\n"},
 			},
 			"the workspace alone, to a sandbox": {
-				State{Layer: first.ID}, State{ID: id, Plan: p}, DiffOptions{Part: "/workspace", Paths: []string{"/workspace/a"}},
+				State{Layer: first.ID},
+				State{ID: id, Plan: p},
+				DiffOptions{Part: "/workspace", Paths: []string{"/workspace/a"}},
 				map[string]string{"/workspace/a": " host\n-one\n+two\n"},
 			},
 		} {
