@@ -53,7 +53,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 		server.LocalDomain+" with the port of the first address that is local)")
 	fl.StringArrayVar(&f.cfg.Nameservers, "dns", nil, "name server `ADDRESS[:PORT]` that looks up names for sandboxes (repeatable; default those of this host)")
 	fl.StringVar(&f.cfg.NetworkSets, "net-sets", server.DefaultNetworkSets, "directory of named sets of network rules, NAME.rules")
-	fl.StringVar(&f.cfg.ProxyURL, "proxy", "", "HTTP proxy that sandboxes' connections leave through, http://HOST:PORT, or https:// where it speaks TLS itself (default none)")
+	fl.StringVar(&f.cfg.ProxyURL, "proxy", "", "proxy that sandboxes' connections leave through: http://HOST:PORT, https:// where it speaks TLS itself, or socks5:// (default none)")
 	fl.StringVar(&f.cfg.ProxyCredentials, "proxy-credentials", "", "`FILE` with USER:PASSWORD for the proxy")
 	fl.StringVar(&f.cfg.ProxySecret, "proxy-secret", "", "the server's secret `NAME` that holds USER:PASSWORD for the proxy; its rotation needs no restart")
 	fl.StringArrayVar(&f.cfg.NoProxy, "no-proxy", nil, "`TARGETS` that go past the proxy: HOST with what is below it, *.SUFFIX, ADDRESS or RANGE, with :PORT for that only (repeatable)")

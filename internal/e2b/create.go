@@ -96,6 +96,10 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	if err != nil {
 		return err
 	}
+	address, proxy, err := a.proxy(c, req.Network)
+	if err != nil {
+		return err
+	}
 	labels, rest := labelled(req.Metadata)
 	k := kept{
 		Template: t.asked, AutoResume: req.AutoResume != nil && req.AutoResume.Enabled, Metadata: rest,
@@ -106,11 +110,12 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 		if network, err = a.network(c, req, t.name); err != nil {
 			return err
 		}
+		network.Proxy = address
 	} else if err := a.withoutNetwork(req.Network); err != nil {
 		return err
 	}
 	sandboxID := id.Sandbox()
-	if err := a.putTransforms(c, sandboxID, network != nil, headers); err != nil {
+	if err := a.putTransforms(c, sandboxID, network != nil, headers, proxy); err != nil {
 		return err
 	}
 	s, err := a.cfg.Manager.Create(c.r.Context(), c.p, sandbox.Spec{
@@ -118,7 +123,7 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, PauseFilesOnly: req.AutoPauseMemory != nil && !*req.AutoPauseMemory,
 		Extra: k.put(nil), Network: network, Contexts: interpreter.Warm(t.asked, t.profile),
 	}, sandbox.CreateOptions{ID: sandboxID})
-	if err != nil && len(headers) > 0 {
+	if err != nil && (len(headers) > 0 || !proxy.Empty()) {
 		a.dropTransforms(c, sandboxID)
 	}
 	if errs.Is(err, errs.FailedPrecondition) {

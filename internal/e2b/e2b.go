@@ -45,6 +45,8 @@ type Config struct {
 	Usage *usage.History
 	// Transforms keeps headers that are put on sandboxes' requests; nil: there are none.
 	Transforms Transforms
+	// Proxies are those of single sandboxes; nil: there are none.
+	Proxies Proxies
 	// Secrets keeps secrets, which headers may name; nil: there are none.
 	Secrets Secrets
 	// Builder builds templates; nil: unsupported.

@@ -18,7 +18,7 @@ type networkConfig struct {
 	AllowPublicTraffic *bool                      `json:"allowPublicTraffic,omitempty"`
 	MaskRequestHost    string                     `json:"maskRequestHost,omitempty"`
 	HTTPSPorts         []int                      `json:"httpsPorts,omitempty"`
-	EgressProxy        json.RawMessage            `json:"egressProxy,omitempty"`
+	EgressProxy        *egressProxy               `json:"egressProxy,omitempty"`
 	Rules              map[string]json.RawMessage `json:"rules,omitempty"`
 }
 
@@ -27,7 +27,7 @@ type networkUpdate struct {
 	AllowInternetAccess *bool                      `json:"allow_internet_access"`
 	AllowOut            []string                   `json:"allowOut"`
 	DenyOut             []string                   `json:"denyOut"`
-	EgressProxy         json.RawMessage            `json:"egressProxy"`
+	EgressProxy         *egressProxy               `json:"egressProxy"`
 	Rules               map[string]json.RawMessage `json:"rules"`
 }
 
@@ -111,10 +111,7 @@ func (n *networkConfig) check() error {
 	if len(n.Rules) > 10 {
 		return fail(http.StatusBadRequest, "Network rules can have at most 10 domains.")
 	}
-	if present(n.EgressProxy) {
-		return notYet("network.egressProxy")
-	}
-	return nil
+	return n.EgressProxy.check()
 }
 
 // host is what the application on a port sees as Host.
@@ -137,9 +134,6 @@ func (n *networkConfig) speaksTLS(port int) bool {
 	}
 	return false
 }
-
-// present reports whether an optional JSON value says something.
-func present(v json.RawMessage) bool { return len(v) > 0 && string(v) != "null" }
 
 func contains(list []string, s string) bool {
 	for _, v := range list {
@@ -221,17 +215,22 @@ func (a *API) setNetwork(c call) error {
 	if s.State != sandbox.Running {
 		return fail(http.StatusConflict, "Sandbox '%s' cannot be updated while in '%s' state", s.ID, s.State)
 	}
+	address, proxy, err := a.proxy(c, &n)
+	if err != nil {
+		return err
+	}
 	k.Network, k.Internet = &n, u.AllowInternetAccess
 	extra := k.put(s.Spec.Extra)
 	change := sandbox.Update{Extra: &extra}
 	if s.Spec.Network != nil {
 		change.Network = n.wayOut(u.AllowInternetAccess)
 		change.Network.Limits = s.Spec.Network.Limits
+		change.Proxy = &address
 	} else if err := a.withoutNetwork(&n); err != nil {
 		return err
 	}
-	// The headers first: the update tells the gateway of both.
-	if err := a.putTransforms(c, s.ID, s.Spec.Network != nil, list); err != nil {
+	// The headers and the proxy first: the update tells the gateway of all.
+	if err := a.putTransforms(c, s.ID, s.Spec.Network != nil, list, proxy); err != nil {
 		return err
 	}
 	if _, err := a.cfg.Manager.Update(c.r.Context(), c.p, s.ID, change); err != nil {

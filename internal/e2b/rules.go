@@ -16,9 +16,9 @@ import (
 
 // Transforms keeps headers that are put on the requests of sandboxes; *secret.Vault implements it.
 type Transforms interface {
-	// SetTransforms replaces those of a sandbox, which need not be there yet.
-	SetTransforms(ctx context.Context, c secret.Caller, sandbox string, list []secret.Transform) error
-	// CopyTransforms gives a sandbox those of another.
+	// SetTransforms replaces those of a sandbox, which need not be there yet, and its proxy.
+	SetTransforms(ctx context.Context, c secret.Caller, sandbox string, list []secret.Transform, proxy secret.Value) error
+	// CopyTransforms gives a sandbox those of another, and its proxy.
 	CopyTransforms(ctx context.Context, c secret.Caller, from, to string) error
 }
 
@@ -94,28 +94,31 @@ func (n *networkConfig) closer(domain string) []string {
 	return out
 }
 
-// putTransforms keeps the headers for a sandbox. It refuses them where nothing would put them on a request.
-func (a *API) putTransforms(c call, sandboxID string, networked bool, list []secret.Transform) error {
+// putTransforms keeps the headers and the proxy for a sandbox. It refuses them where nothing would use them.
+func (a *API) putTransforms(c call, sandboxID string, networked bool, list []secret.Transform, proxy secret.Value) error {
 	if a.cfg.Transforms == nil || !networked {
-		if len(list) > 0 {
+		switch {
+		case len(list) > 0:
 			return fail(http.StatusNotImplemented, "network.rules: the sandbox has no network, so that no header can be put on its requests")
+		case !proxy.Empty():
+			return fail(http.StatusConflict, "network.egressProxy: the sandbox was made without a network")
 		}
 		return nil
 	}
-	err := a.cfg.Transforms.SetTransforms(c.r.Context(), policy.SecretCaller(c.p), sandboxID, list)
+	err := a.cfg.Transforms.SetTransforms(c.r.Context(), policy.SecretCaller(c.p), sandboxID, list, proxy)
 	if errs.Is(err, errs.InvalidArgument) {
 		return fail(http.StatusBadRequest, "network.rules: %s", publicText(err))
 	}
 	return err
 }
 
-// dropTransforms forgets the headers of a sandbox that did not come to be.
+// dropTransforms forgets the headers and the proxy of a sandbox that did not come to be.
 func (a *API) dropTransforms(c call, sandboxID string) {
 	if a.cfg.Transforms == nil {
 		return
 	}
-	if err := a.cfg.Transforms.SetTransforms(context.WithoutCancel(c.r.Context()), policy.SecretCaller(c.p), sandboxID, nil); err != nil {
-		a.log.Warn("cannot remove the headers of a sandbox that did not start", "sandbox", sandboxID, "error", err)
+	if err := a.cfg.Transforms.SetTransforms(context.WithoutCancel(c.r.Context()), policy.SecretCaller(c.p), sandboxID, nil, secret.Value{}); err != nil {
+		a.log.Warn("cannot remove the headers and the proxy of a sandbox that did not start", "sandbox", sandboxID, "error", err)
 	}
 }
 

@@ -3,7 +3,7 @@
 // # Parts
 //
 //	rules      what may leave: pure decisions
-//	proxy      the HTTP proxy of the host's network
+//	proxy      a proxy on the way out: the host's, or one sandbox's
 //	control    the server's side: starts the gateway process, keeps it, tells it who may do what
 //	gateway    the gateway process: a user-space network stack per sandbox, DNS, connections
 //	(inspect)  an Inspector: looks into TLS and HTTP, puts credentials on
@@ -47,6 +47,10 @@ type Policy struct {
 	// Private is the Inspector's part for this sandbox: bindings, with the values of the secrets that
 	// this sandbox may use, and nothing else. Only the Inspector reads it.
 	Private Private `json:"private,omitempty"`
+	// Via is a proxy of this sandbox alone, as host:port; "": none. Proxy is all of it, with its credentials, as package
+	// proxy writes it in JSON. Where that can't be read, or is about another proxy, no connection leaves.
+	Via   string  `json:"via,omitempty"`
+	Proxy Private `json:"proxy,omitempty"`
 }
 
 // Member is a sandbox as the server presents it to the gateway.
@@ -54,7 +58,7 @@ type Member struct {
 	ID string
 	// Open opens the outer end of its device; see isolation.Instance.Device.
 	Open   func(context.Context) (*os.File, error)
-	Policy Policy // without the Inspector's part
+	Policy Policy // without the Inspector's part and the proxy's
 }
 
 // Limits bound one sandbox. Zero fields mean the defaults of DefaultLimits.

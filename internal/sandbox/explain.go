@@ -44,13 +44,25 @@ func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, 
 	if err != nil {
 		return nil, Network{}, err
 	}
-	return m.explain(ctx, rules.NewSet(list), q), *s.Spec.Network, nil
+	return m.explain(ctx, rules.NewSet(list), q, m.proxyFor(s.Spec.Network, q)), *s.Spec.Network, nil
 }
 
-func (m *Manager) explain(ctx context.Context, set *rules.Set, q rules.Query) []NetworkAnswer {
+// proxyFor returns the proxy that a sandbox's connections leave through: its own, or the host's; nil: none.
+func (m *Manager) proxyFor(n *Network, q rules.Query) *proxy.Proxy {
+	if n.Proxy == "" || q.Proto == rules.UDP {
+		return m.cfg.Proxy
+	}
+	p, err := proxy.Parse("socks5://" + n.Proxy)
+	if err != nil {
+		p = proxy.Proxy{Name: n.Proxy}
+	}
+	p.ByName = true
+	return &p
+}
+
+func (m *Manager) explain(ctx context.Context, set *rules.Set, q rules.Query, by *proxy.Proxy) []NetworkAnswer {
 	var out []NetworkAnswer
 	addrs := []netip.Addr{q.Addr}
-	by := m.cfg.Proxy
 	if by.Bypassed(q.Name, q.Addr, q.Port) {
 		by = nil
 	}
@@ -104,7 +116,7 @@ func unresolved(q rules.Query, by *proxy.Proxy) NetworkAnswer {
 func throughProxy(q rules.Query, by *proxy.Proxy, answers []NetworkAnswer) NetworkAnswer {
 	switch {
 	case q.Proto == rules.UDP:
-		return NetworkAnswer{aboutProxy, rules.Verdict{Code: rules.Unreachable, Reason: "UDP goes through no HTTP proxy"}}
+		return NetworkAnswer{aboutProxy, rules.Verdict{Code: rules.Unreachable, Reason: "UDP goes through no proxy"}}
 	case by.ByName && q.Name != "" && slices.ContainsFunc(answers, func(a NetworkAnswer) bool { return !a.Verdict.Allow }):
 		return NetworkAnswer{aboutProxy, rules.Verdict{
 			Code: rules.SpecialAddress, Reason: "the proxy " + by.String() + " would choose among the addresses, of which one is refused",

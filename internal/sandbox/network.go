@@ -42,6 +42,9 @@ type Network struct {
 	// Template is what it is the default of, where the create named no network. It makes the rules an administrator's
 	// word, so nothing that a caller says may set it.
 	Template string `json:",omitempty"`
+	// Proxy is a proxy (SOCKS5, host:port) of this sandbox alone, which its TCP connections leave through. Whoever sets it has
+	// given the vault what is needed to use it. A sandbox that gets a copy of the Network without that reaches nothing.
+	Proxy string `json:",omitempty"`
 }
 
 // Gateway is what the Manager needs of package egress/control; *control.Gateway implements it.
@@ -105,6 +108,9 @@ func (m *Manager) withinParentNetwork(p Principal, n *Network) error {
 	if above == nil {
 		return errs.New(errs.PermissionDenied, "a child can't have a network where its parent has none")
 	}
+	if above.Proxy != "" {
+		return errs.New(errs.PermissionDenied, "a child can't have a network where its parent leaves through a proxy of its own")
+	}
 	if !slices.Equal(above.Rules, n.Rules) {
 		return errs.New(errs.PermissionDenied, "a child has its parent's network rules, no others").
 			WithHint("leave the network out, or give the rules that the parent has")
@@ -118,7 +124,7 @@ func (m *Manager) expand(n *Network) ([]rules.Rule, error) {
 
 func (m *Manager) policyOf(n *Network) (egress.Policy, error) {
 	list, err := m.expand(n)
-	return egress.Policy{Rules: list, Limits: n.Limits}, err
+	return egress.Policy{Rules: list, Limits: n.Limits, Via: n.Proxy}, err
 }
 
 // Granted is what a sandbox with a network gets beside it.

@@ -19,8 +19,10 @@ type Update struct {
 	Idle *time.Duration
 	// Limits' zero fields stay as they are.
 	Limits *Limits
-	// Network replaces the network rules and limits of a sandbox that has a network.
+	// Network replaces the network rules and limits of a sandbox that has a network. Its Proxy is not read: Proxy, where it
+	// is set, replaces that, too.
 	Network *Network
+	Proxy   *string
 	// Extra replaces what the interface keeps with the sandbox.
 	Extra *map[string]string
 }
@@ -57,6 +59,7 @@ func (m *Manager) Update(ctx context.Context, p Principal, ref string, u Update)
 			}
 			defer b.release()
 		}
+		u.Network = withProxy(u.Network, b.snapshot().Spec.Network, u.Proxy)
 		if err := m.setNetwork(ctx, p, b, u.Network); err != nil {
 			return Sandbox{}, err
 		}
@@ -74,6 +77,19 @@ func (m *Manager) Update(ctx context.Context, p Principal, ref string, u Update)
 		err = m.relabeled(ctx, s)
 	}
 	return s, err
+}
+
+// withProxy returns a network with the proxy that it is to have: the one that there is, unless another is asked for.
+func withProxy(n, now *Network, asked *string) *Network {
+	out := *n
+	out.Proxy = ""
+	switch {
+	case asked != nil:
+		out.Proxy = *asked
+	case now != nil:
+		out.Proxy = now.Proxy
+	}
+	return &out
 }
 
 // relabeled tells the gateway of new labels, by which secrets are bound.

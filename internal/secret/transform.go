@@ -39,9 +39,10 @@ const (
 	sweepAfter    = 10 * time.Minute
 )
 
-// SetTransforms replaces the transforms of a sandbox, which need not be there yet. Kinds: InvalidArgument,
-// PermissionDenied (a sandbox asks), ResourceExhausted.
-func (v *Vault) SetTransforms(_ context.Context, c Caller, sandbox string, list []Transform) error {
+// SetTransforms replaces the transforms of a sandbox, which need not be there yet, and its proxy: what whoever connects for
+// it must know, which the vault keeps and does not read; empty: none. Kinds: InvalidArgument, PermissionDenied (a sandbox
+// asks), ResourceExhausted.
+func (v *Vault) SetTransforms(_ context.Context, c Caller, sandbox string, list []Transform, proxy Value) error {
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -49,31 +50,39 @@ func (v *Vault) SetTransforms(_ context.Context, c Caller, sandbox string, list 
 	for i := range owners {
 		owners[i] = c.owner()
 	}
-	return v.setTransforms(c, sandbox, list, owners)
+	return v.setTransforms(c, sandbox, list, owners, proxy)
 }
 
 // setTransforms is SetTransforms for a list of which each one's fills are secrets of an owner.
-func (v *Vault) setTransforms(c Caller, sandbox string, list []Transform, owners []string) error {
+func (v *Vault) setTransforms(c Caller, sandbox string, list []Transform, owners []string, proxy Value) error {
 	if len(list) > maxTransforms {
 		return invalid("%d headers to put on requests, limit %d", len(list), maxTransforms)
 	}
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	made := make([]*entry, len(list))
+	made := make([]*entry, 0, len(list)+1)
 	writes := v.dropTransforms(sandbox)
 	for i, t := range list {
 		e, w, err := v.transform(owners[i], sandbox, i, t)
 		if err != nil {
 			return err
 		}
-		made[i] = e
+		made = append(made, e)
+		writes = append(writes, w...)
+	}
+	if !proxy.Empty() {
+		e, w, err := v.sandboxEntry(Secret{Owner: c.owner(), Name: "proxy." + sandbox, Sandbox: sandbox, Proxy: true}, proxy)
+		if err != nil {
+			return err
+		}
+		made = append(made, e)
 		writes = append(writes, w...)
 	}
 	if len(writes) == 0 {
 		return nil
 	}
 	e := journal.Event{Sandbox: journal.ServerStream, Type: journal.SecretBound, Actor: c.ID}.
-		With(journal.Server, map[string]any{"sandbox": sandbox, "transforms": len(list)})
+		With(journal.Server, map[string]any{"sandbox": sandbox, "transforms": len(list), "proxy": !proxy.Empty()})
 	if _, err := v.cfg.Journal.Record(context.Background(), e, writes...); err != nil {
 		return fmt.Errorf("store headers: %w", err)
 	}
@@ -104,10 +113,17 @@ func (v *Vault) transform(owner, sandbox string, n int, t Transform) (*entry, []
 		return nil, nil, err
 	}
 	b.ID = id.New(id.Binding)
-	s := Secret{
-		ID: id.New(id.Secret), Owner: owner, Fills: t.Fills, Name: fmt.Sprintf("transform.%s.%03d", sandbox, n), Class: Other, Source: Source{Kind: Stored},
-		Version: 1, CreatedAt: b.CreatedAt, ChangedAt: b.CreatedAt, Bindings: []Binding{b}, Sandbox: sandbox,
-	}
+	return v.sandboxEntry(Secret{
+		Owner: owner, Fills: t.Fills, Name: fmt.Sprintf("transform.%s.%03d", sandbox, n), Bindings: []Binding{b}, Sandbox: sandbox,
+	}, t.Value)
+}
+
+// sandboxEntry completes what belongs to one sandbox, and returns it with the writes that keep it.
+func (v *Vault) sandboxEntry(s Secret, value Value) (*entry, []store.Write, error) {
+	s.ID, s.Class, s.Source, s.Version, s.CreatedAt = id.New(id.Secret), Other, Source{Kind: Stored}, 1, v.now()
+	s.ChangedAt = s.CreatedAt
+	raw := value.Reveal()
+	defer clear(raw)
 	sealed, err := v.sealer.seal(s.ID, 1, raw)
 	if err != nil {
 		return nil, nil, fmt.Errorf("seal a header: %w", err)
@@ -117,7 +133,7 @@ func (v *Vault) transform(owner, sandbox string, n int, t Transform) (*entry, []
 		return nil, nil, err
 	}
 	version := store.AddSecretVersion(store.SecretVersion{Secret: s.ID, Version: 1, Created: s.CreatedAt.UnixNano(), Sealed: sealed})
-	return &entry{Secret: s, value: t.Value, loaded: true}, []store.Write{row, version}, nil
+	return &entry{Secret: s, value: value, loaded: true}, []store.Write{row, version}, nil
 }
 
 // filledLocked returns a transform's value, and the one before, with the secrets' values in their places, those values
@@ -171,7 +187,20 @@ func words(value Value) []Value {
 	return out
 }
 
-// CopyTransforms gives a sandbox the transforms of another, as far as the caller set them or is an admin. What they
+// ProxyOf returns the proxy of a sandbox; empty where it has none, or it can't be opened.
+func (v *Vault) ProxyOf(sandbox string) Value {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range v.entries {
+		if e.Proxy && e.Sandbox == sandbox {
+			v.loadLocked(e)
+			return NewValue(e.value.Reveal())
+		}
+	}
+	return Value{}
+}
+
+// CopyTransforms gives a sandbox the transforms and the proxy of another, as far as the caller set them or is an admin. What they
 // name stay secrets of whoever set them.
 func (v *Vault) CopyTransforms(_ context.Context, c Caller, from, to string) error {
 	if err := c.check(); err != nil {
@@ -180,22 +209,27 @@ func (v *Vault) CopyTransforms(_ context.Context, c Caller, from, to string) err
 	v.mu.Lock()
 	var list []Transform
 	var owners []string // their fills stay those of whoever set them
+	var proxy Value
 	for _, e := range slices.SortedFunc(maps.Values(v.entries), func(a, b *entry) int { return strings.Compare(a.Name, b.Name) }) {
 		if e.Sandbox == from && (c.Admin || e.Owner == c.ID) {
 			v.loadLocked(e)
+			if e.Proxy {
+				proxy = NewValue(e.value.Reveal())
+				continue
+			}
 			b := e.Bindings[0]
 			list = append(list, Transform{Host: b.Hosts[0], Except: b.Except, Header: b.Place.Name, Value: NewValue(e.value.Reveal()), Fills: e.Fills})
 			owners = append(owners, e.Owner)
 		}
 	}
 	v.mu.Unlock()
-	if len(list) == 0 {
+	if len(list) == 0 && proxy.Empty() {
 		return nil
 	}
 	if slices.ContainsFunc(list, func(t Transform) bool { return t.Value.Empty() }) {
 		return errs.New(errs.FailedPrecondition, "the headers that are put on the requests of sandbox %s can't be read", from)
 	}
-	return v.setTransforms(c, to, list, owners)
+	return v.setTransforms(c, to, list, owners, proxy)
 }
 
 // SweepTransforms removes those of sandboxes that are gone.

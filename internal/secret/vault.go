@@ -81,8 +81,10 @@ type Secret struct {
 	Bindings  []Binding
 	// Metadata is what its owner wants to know of it, and nothing to the vault.
 	Metadata map[string]string
-	// Sandbox is set for what belongs to one sandbox and goes with it: see Transform.
+	// Sandbox is set for what belongs to one sandbox and goes with it: see Transform. Proxy says that it is no transform,
+	// but the proxy of SetTransforms.
 	Sandbox string
+	Proxy   bool
 	// Fault says why an external value could not be read the last time; "": it could.
 	Fault string
 	// Fills are the names of the secrets whose values stand in a Transform's.
@@ -97,6 +99,7 @@ type body struct {
 	Changed  time.Time `json:"changed"`
 	Bindings []Binding `json:"bindings,omitempty"`
 	Sandbox  string    `json:"sandbox,omitempty"`
+	Proxy    bool      `json:"proxy,omitempty"`
 	Fills    []string  `json:"fills,omitempty"`
 
 	Metadata map[string]string `json:"metadata,omitempty"`
@@ -186,7 +189,7 @@ func ofRow(r store.Secret) (*entry, error) {
 	}
 	e := &entry{print: b.Print, Secret: Secret{
 		ID: r.ID, Owner: r.Owner, Name: r.Name, Class: b.Class, Source: b.Source, Shape: b.Shape, Version: r.Version,
-		CreatedAt: time.Unix(0, r.Created).UTC(), ChangedAt: b.Changed, Bindings: b.Bindings, Sandbox: b.Sandbox,
+		CreatedAt: time.Unix(0, r.Created).UTC(), ChangedAt: b.Changed, Bindings: b.Bindings, Sandbox: b.Sandbox, Proxy: b.Proxy,
 		Fills: b.Fills, Metadata: b.Metadata,
 	}}
 	if r.Used != 0 {
@@ -198,7 +201,7 @@ func ofRow(r store.Secret) (*entry, error) {
 // put is the write of a secret's row.
 func put(s Secret, print []byte) (store.Write, error) {
 	text, err := json.Marshal(body{
-		Class: s.Class, Source: s.Source, Shape: s.Shape, Changed: s.ChangedAt, Bindings: s.Bindings, Print: print, Sandbox: s.Sandbox,
+		Class: s.Class, Source: s.Source, Shape: s.Shape, Changed: s.ChangedAt, Bindings: s.Bindings, Print: print, Sandbox: s.Sandbox, Proxy: s.Proxy,
 		Fills: s.Fills, Metadata: s.Metadata,
 	})
 	if err != nil {

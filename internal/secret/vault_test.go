@@ -620,13 +620,13 @@ func TestTransforms(t *testing.T) {
 		}
 		return strings.Join(out, " ")
 	}
-	if err := v.SetTransforms(t.Context(), user, "box1", list("a1", "b1")); err != nil {
+	if err := v.SetTransforms(t.Context(), user, "box1", list("a1", "b1"), Value{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.CopyTransforms(t.Context(), user, "box1", "box2"); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.SetTransforms(t.Context(), user, "box1", list("c1")); err != nil {
+	if err := v.SetTransforms(t.Context(), user, "box1", list("c1"), Value{}); err != nil {
 		t.Fatal(err)
 	}
 	if values(v, "box1") != "c1" || values(v, "box2") != "a1 b1" || values(v, "box3") != "" {
@@ -635,7 +635,7 @@ func TestTransforms(t *testing.T) {
 	if err := v.CopyTransforms(t.Context(), other, "box1", "box3"); err != nil || values(v, "box3") != "" {
 		t.Errorf("another copies them: %v", err)
 	}
-	if err := v.SetTransforms(t.Context(), Caller{ID: "sandbox:x", Sandbox: true}, "box1", nil); !errs.Is(err, errs.PermissionDenied) {
+	if err := v.SetTransforms(t.Context(), Caller{ID: "sandbox:x", Sandbox: true}, "box1", nil, Value{}); !errs.Is(err, errs.PermissionDenied) {
 		t.Errorf("a sandbox changes them: %v", err)
 	}
 	if all, _ := v.List(admin); len(all) != 0 {

@@ -23,7 +23,7 @@ func (s *Server) openE2B(keys *policy.Keys) error {
 	s.usage = usage.New(usage.Config{Source: s.manager})
 	s.e2b, err = e2b.New(e2b.Config{
 		Manager: s.manager, Keys: keys, Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log}), Usage: s.usage, Secret: secret,
-		Domain: s.domain, Log: s.log, Transforms: s.vault, Secrets: s.vault, Builder: s.builder,
+		Domain: s.domain, Log: s.log, Transforms: s.vault, Proxies: s, Secrets: s.vault, Builder: s.builder,
 	})
 	if err != nil {
 		return fmt.Errorf("make E2B's protocol: %w", err)

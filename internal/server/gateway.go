@@ -30,8 +30,8 @@ func (s *Server) openGateway(b *namespace.Backend) {
 		Nameservers: s.cfg.Nameservers, Log: s.log,
 		Shared:  func(context.Context) (egress.Private, error) { return s.trust.shared, nil },
 		Proxy:   s.currentProxy,
-		Private: s.private,
-		Events:  s.sawNetwork,
+		Private: s.private, OwnProxy: s.ownProxy,
+		Events: s.sawNetwork,
 	})
 	s.undo.Add(s.gateway.Close)
 }

@@ -244,7 +244,16 @@ func (s *Server) private(ctx context.Context, id string) (egress.Private, error)
 			Spent: inspect.Spent{Requests: u.Requests, TokensIn: u.TokensIn, TokensOut: u.TokensOut},
 		})
 	}
-	return inspect.Part(s.vault.Grants(ctx, sub), routes)
+	grants := s.vault.Grants(ctx, sub)
+	if !s.vault.ProxyOf(id).Empty() {
+		// Who runs a sandbox's own proxy reads what is not encrypted, and is not the one who bound the secret.
+		for _, g := range grants {
+			for i := range g.Bindings {
+				g.Bindings[i].Plain = false
+			}
+		}
+	}
+	return inspect.Part(grants, routes)
 }
 
 // sawNetwork takes what the gateway saw: use is noted, and everything recorded.

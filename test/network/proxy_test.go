@@ -117,7 +117,7 @@ func TestProxySettings(t *testing.T) {
 		want string
 	}{
 		{func(c *server.Config) { c.ProxyURL = "http://me:hidden@proxy.test" }, "--proxy-credentials"},
-		{func(c *server.Config) { c.ProxyURL = "socks5://proxy.test" }, "http://"},
+		{func(c *server.Config) { c.ProxyURL = "socks4://proxy.test" }, "http://"},
 		{func(c *server.Config) { c.NoProxy = []string{"a.test"} }, "--proxy"},
 		{func(c *server.Config) { c.ProxyURL, c.NoProxy = "http://p.test", []string{"10.0.0.1/8"} }, "10.0.0.0/8"},
 		{func(c *server.Config) { c.ProxyURL, c.ProxyCredentials = "http://p.test", file("none", "") }, "USER:PASSWORD"},

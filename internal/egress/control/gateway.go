@@ -37,12 +37,15 @@ type Config struct {
 	KeepUID func(uid uint32)
 	// Nameservers (host:port) look names up instead of the host's own.
 	Nameservers []string
-	// Proxy says which HTTP proxy connections leave through; nil, or returning nil: none. It is asked each time a
+	// Proxy says which proxy connections leave through; nil, or returning nil: none. It is asked each time a
 	// control connection is made, as Shared is.
 	Proxy func(context.Context) *proxy.Proxy
 	// Shared and Private make the Inspector's parts: for all sandboxes, and for one. nil: none.
 	Shared  func(context.Context) (egress.Private, error)
 	Private func(ctx context.Context, sandbox string) (egress.Private, error)
+	// OwnProxy returns the Proxy of a sandbox's policy that has a Via; nothing where it can't be read. It is asked when
+	// Private is.
+	OwnProxy func(ctx context.Context, sandbox string) egress.Private
 	// Events takes what the gateway saw, in order. It is called from one goroutine. What it returns nil for
 	// is recorded; else the same events come again.
 	Events func([]egress.Event) error
@@ -121,9 +124,12 @@ func (g *Gateway) attach(ctx context.Context, s egress.Member) error {
 	return err
 }
 
-// whole adds the Inspector's part to a policy.
+// whole adds the Inspector's part and the proxy's to a policy.
 func (g *Gateway) whole(ctx context.Context, s egress.Member) (egress.Policy, error) {
 	p := s.Policy
+	if g.cfg.OwnProxy != nil && p.Via != "" {
+		p.Proxy = g.cfg.OwnProxy(ctx, s.ID)
+	}
 	if g.cfg.Private == nil {
 		return p, nil
 	}

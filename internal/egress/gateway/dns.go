@@ -178,7 +178,7 @@ func (s *sandbox) exists(m *dns.Msg, q dns.Question, name string) error {
 	var err error
 	switch q.Qtype {
 	case dns.TypeA, dns.TypeAAAA:
-		if p := s.gw.proxied(name, netip.Addr{}, 0); p != nil && p.ByName {
+		if p := s.gw.proxied(s.policy.Load().proxy, name, netip.Addr{}, 0); p != nil && p.ByName {
 			return nil // whether it is there, the proxy will know
 		}
 		_, err = r.lookup(ctx, name)

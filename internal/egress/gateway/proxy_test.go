@@ -320,7 +320,7 @@ func TestProxyBypass(t *testing.T) {
 		}
 		return err2
 	}
-	if send() == nil || !strings.Contains(b.reason(rules.Unreachable), "UDP goes through no HTTP proxy") {
+	if send() == nil || !strings.Contains(b.reason(rules.Unreachable), "UDP goes through no proxy") {
 		t.Error("UDP went out past the proxy")
 	}
 	through(t, g, nil, world.Other)

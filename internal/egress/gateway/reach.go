@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/egress/rules"
 )
@@ -20,7 +21,7 @@ const (
 	proxyLookup  = 2 * time.Second
 )
 
-// SetProxy sends what is dialled from now on through an HTTP proxy; nil: no longer. One that can't be used is
+// SetProxy sends what is dialled from now on through a proxy; nil: no longer. One that can't be used is
 // remembered as such, so that nothing leaves past it.
 func (g *Gateway) SetProxy(p *proxy.Proxy) {
 	if p == nil {
@@ -35,8 +36,12 @@ func (g *Gateway) SetProxy(p *proxy.Proxy) {
 	g.proxy.Store(c)
 }
 
-// proxied returns the proxy for a target, or nil where it is dialled directly.
-func (g *Gateway) proxied(name string, addr netip.Addr, port uint16) *proxy.Client {
+// proxied returns the proxy for a target, or nil where it is dialled directly. A sandbox's own, where it is not nil, is
+// for all targets.
+func (g *Gateway) proxied(own *proxy.Client, name string, addr netip.Addr, port uint16) *proxy.Client {
+	if own != nil {
+		return own
+	}
 	p := g.proxy.Load()
 	if p == nil || p.Bypassed(name, addr, port) {
 		return nil
@@ -54,8 +59,8 @@ type reached struct {
 // reach opens a connection to a target. It looks the name up, judges each address, and dials, or asks the proxy for,
 // the very address that was judged. Only where the proxy is to look names up, it is asked for the name; then no
 // address may be refused of those that are known here. The verdict says why there is no connection.
-func (g *Gateway) reach(ctx context.Context, q rules.Query, judge func(rules.Query) rules.Verdict) (net.Conn, reached, rules.Verdict) {
-	p := g.proxied(q.Name, q.Addr, q.Port)
+func (g *Gateway) reach(ctx context.Context, own *proxy.Client, q rules.Query, judge func(rules.Query) rules.Verdict) (net.Conn, reached, rules.Verdict) {
+	p := g.proxied(own, q.Name, q.Addr, q.Port)
 	addrs, v := g.addresses(ctx, q, p)
 	if !v.Allow {
 		return nil, reached{}, v
@@ -69,7 +74,7 @@ func (g *Gateway) reach(ctx context.Context, q rules.Query, judge func(rules.Que
 			continue
 		}
 		allowed = append(allowed, a)
-		if g.proxied(q.Name, a, q.Port) == nil {
+		if g.proxied(own, q.Name, a, q.Port) == nil {
 			direct = append(direct, a)
 		}
 	}
@@ -150,9 +155,12 @@ func (g *Gateway) reachThrough(ctx context.Context, p *proxy.Client, host string
 		return fails("the proxy %s can't be reached: %s", p.String(), plain(err))
 	}
 	var refused *proxy.RefusedError
+	var socks *proxy.SOCKSError
 	switch c, err = p.Connect(ctx, c, host, q.Port); {
 	case errors.As(err, &refused):
 		return fails("%s", refused)
+	case errors.As(err, &socks):
+		return fails("%s", socks)
 	case err != nil:
 		return fails("the proxy %s does not connect: %s", p.String(), plain(err))
 	}
@@ -160,8 +168,16 @@ func (g *Gateway) reachThrough(ctx context.Context, p *proxy.Client, host string
 	return c, reached{addr: a, dialed: dialed, via: p.String()}, rules.Verdict{Allow: true, Code: rules.Allowed}
 }
 
-// dialProxy dials the proxy itself, which the administrator named: no rule is asked.
+// dialProxy dials the proxy itself. Of the host's, which the administrator named, no rule is asked.
 func (g *Gateway) dialProxy(ctx context.Context, p *proxy.Client) (net.Conn, error) {
+	if p.Own {
+		c, err := g.dialTo(ctx, p.Host(), p.Port, p.Special)
+		var refused *egress.RefusedError
+		if errors.As(err, &refused) {
+			err = errors.New(refused.Verdict.Reason)
+		}
+		return c, err
+	}
 	addrs := []netip.Addr{p.Addr}
 	if p.Name != "" {
 		var err error

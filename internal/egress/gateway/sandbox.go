@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"net/netip"
 	"os"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/address"
+	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/egress/rules"
 )
 
@@ -22,6 +24,8 @@ import (
 type policy struct {
 	set    *rules.Set
 	limits egress.Limits
+	proxy  *proxy.Client // the sandbox's own; nil: none
+	way    [2]string     // what proxy was made of
 }
 
 func newPolicy(p egress.Policy) *policy {
@@ -35,7 +39,25 @@ func newPolicy(p egress.Policy) *policy {
 	if l.Idle <= 0 {
 		l.Idle = d.Idle
 	}
-	return &policy{set: rules.NewSet(p.Rules), limits: l}
+	return &policy{set: rules.NewSet(p.Rules), limits: l, proxy: ownProxy(p), way: [2]string{p.Via, string(p.Proxy)}}
+}
+
+// ownProxy reads a sandbox's own proxy. One that can't be read is none that can be used, so that nothing leaves past it.
+func ownProxy(of egress.Policy) *proxy.Client {
+	if of.Via == "" {
+		return nil
+	}
+	var p proxy.Proxy
+	if json.Unmarshal(of.Proxy, &p) != nil || p.String() != of.Via { // the error could quote credentials
+		p = proxy.Proxy{Name: of.Via, Fault: "its settings can't be read, or are of another sandbox; set the sandbox's proxy again"}
+	}
+	p.Own = true
+	c, err := proxy.NewClient(p)
+	if err != nil {
+		c = &proxy.Client{Proxy: p}
+		c.Fault = err.Error()
+	}
+	return c
 }
 
 // sandbox is one sandbox as the gateway knows it: a device, a stack behind it, and what goes through.
@@ -103,12 +125,19 @@ func (s *sandbox) setPolicy(p egress.Policy) {
 	s.in.setRate(pol.limits.Rate)
 }
 
-// configure replaces the policy and cuts what it no longer allows.
+// configure replaces the policy and cuts what it no longer allows, and what leaves by another way than it would now.
 func (s *sandbox) configure(p egress.Policy) {
+	before := s.policy.Load().way
 	s.setPolicy(p)
+	moved := before != s.policy.Load().way
 	for _, c := range s.open() {
-		if v := s.judge(c.judged()); !v.Allow && !c.own {
+		v := s.judge(c.judged())
+		switch {
+		case c.own:
+		case !v.Allow:
 			c.cut(v)
+		case moved && c.proto == rules.TCP:
+			c.cut(rules.Verdict{Code: rules.Unreachable, Reason: "the sandbox's proxy was changed"})
 		}
 	}
 }

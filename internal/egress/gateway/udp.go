@@ -133,14 +133,15 @@ func (c *conn) packets(read func(*frames) (*[]byte, int, error), to net.Conn, ou
 	}
 }
 
-// notPastProxy refuses what goes through no HTTP proxy, where there is one and the target is not for going past it.
+// notPastProxy refuses what goes through no proxy, where the host has one and the target is not for going past it. A
+// sandbox's own proxy is for TCP, and leaves UDP alone.
 func (g *Gateway) notPastProxy(q rules.Query) *rules.Verdict {
-	p := g.proxied(q.Name, q.Addr, q.Port)
+	p := g.proxied(nil, q.Name, q.Addr, q.Port)
 	if p == nil {
 		return nil
 	}
 	return &rules.Verdict{
-		Code: rules.Unreachable, Reason: "UDP goes through no HTTP proxy, and " + rules.Target(q) + " is not among what goes past " + p.String(),
+		Code: rules.Unreachable, Reason: "UDP goes through no proxy, and " + rules.Target(q) + " is not among what goes past " + p.String(),
 	}
 }
 

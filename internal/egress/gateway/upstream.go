@@ -92,7 +92,7 @@ func (r *resolver) lookupBriefly(ctx context.Context, name string) ([]netip.Addr
 // dial opens the other side of a connection. It records why it could not.
 func (c *conn) dial(ctx context.Context) (net.Conn, error) {
 	q := c.judged()
-	up, to, v := c.s.gw.reach(ctx, q, c.s.judge)
+	up, to, v := c.s.gw.reach(ctx, c.s.policy.Load().proxy, q, c.s.judge)
 	if !v.Allow {
 		return nil, c.failed(v)
 	}
@@ -209,7 +209,7 @@ func (g *Gateway) dialTo(ctx context.Context, host string, port uint16, special 
 		return nil, err
 	}
 	none := rules.NewSet(nil)
-	up, _, v := g.reach(ctx, rules.Query{Proto: rules.TCP, Name: name, Addr: addr, Port: port}, func(q rules.Query) rules.Verdict {
+	up, _, v := g.reach(ctx, nil, rules.Query{Proto: rules.TCP, Name: name, Addr: addr, Port: port}, func(q rules.Query) rules.Verdict {
 		if !special && (none.Special(q.Addr) || q.Own) {
 			return rules.Verdict{Code: rules.SpecialAddress, Reason: host + " leads to addresses that are private, reserved or the host's own"}
 		}

@@ -28,7 +28,7 @@ type Client struct {
 // NewClient returns a client of a proxy.
 func NewClient(p Proxy) (*Client, error) {
 	c := &Client{Proxy: p}
-	if len(p.Credentials) > 0 {
+	if len(p.Credentials) > 0 && !p.SOCKS {
 		c.auth = "Basic " + base64.StdEncoding.EncodeToString(p.Credentials)
 	}
 	if p.TLS {
@@ -36,7 +36,7 @@ func NewClient(p Proxy) (*Client, error) {
 		if !roots.AppendCertsFromPEM(p.Roots) {
 			return nil, errors.New("there is no authority that the proxy could be verified by")
 		}
-		c.tls = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: p.host(), NextProtos: []string{"http/1.1"}}
+		c.tls = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: p.Host(), NextProtos: []string{"http/1.1"}}
 	}
 	return c, nil
 }
@@ -62,10 +62,17 @@ func (e *RefusedError) Error() string {
 }
 
 // Connect asks the proxy, over a new connection to it, for a connection to host:port, and returns that. It closes c
-// where it fails. Kinds of error: *RefusedError, and what the network says.
+// where it fails. Kinds of error: *RefusedError, *SOCKSError, and what the
+// network says.
 func (c *Client) Connect(ctx context.Context, to net.Conn, host string, port uint16) (net.Conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = to.SetDeadline(time.Unix(1, 0)) })
-	out, err := c.connect(ctx, to, net.JoinHostPort(host, strconv.Itoa(int(port))))
+	var out net.Conn
+	var err error
+	if c.SOCKS {
+		out, err = c.connectSOCKS(ctx, to, host, port)
+	} else {
+		out, err = c.connect(ctx, to, net.JoinHostPort(host, strconv.Itoa(int(port))))
+	}
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}

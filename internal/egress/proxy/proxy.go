@@ -1,8 +1,8 @@
-// Package proxy is the HTTP proxy of the host's own network, where that has no other way out: what it is, which
-// targets it is for, and how a connection is asked of it.
+// Package proxy is a proxy on the way out: that of the host's own network, where that has no other way, or one
+// sandbox's. It says what a proxy is, which targets it is for, and how a connection is asked of it.
 //
-// What belongs here: the setting, and CONNECT (RFC 9110, section 9.3.6). What does not: whether a target may be
-// reached at all, and the addresses that it leads to (package gateway, which asks the rules first).
+// What belongs here: the setting, CONNECT (RFC 9110, section 9.3.6) and SOCKS5 (RFC 1928). What does not: whether a
+// target may be reached at all, and the addresses that it leads to (package gateway, which asks the rules first).
 package proxy
 
 import (
@@ -25,15 +25,22 @@ type Proxy struct {
 	Name string     `json:"name,omitempty"`
 	Addr netip.Addr `json:"addr,omitzero"`
 	Port uint16     `json:"port"`
+	// SOCKS says that it speaks SOCKS5, else HTTP.
+	SOCKS bool `json:"socks,omitempty"`
 	// TLS says that it is spoken to by TLS. Roots are the authorities that it is verified by, in PEM.
 	TLS   bool   `json:"tls,omitempty"`
 	Roots []byte `json:"roots,omitempty"`
-	// Credentials are USER:PASSWORD, or nothing.
+	// Credentials are USER:PASSWORD, the password alone where User is set, or nothing.
 	Credentials egress.Private `json:"credentials,omitempty"`
+	User        string         `json:"user,omitempty"`
 	// ByName says that the proxy looks names up. Else the gateway does, and asks it for an address.
 	ByName bool `json:"by_name,omitempty"`
 	// Direct are the targets that it is not for.
 	Direct []rules.Rule `json:"direct,omitempty"`
+	// Own says that it is one sandbox's. Then what leads to it is judged, and goes through the host's: it is at a public
+	// address, unless Special says that an administrator named it.
+	Own     bool `json:"own,omitempty"`
+	Special bool `json:"special,omitempty"`
 	// Fault says why it can't be used now, as when its credentials can't be read; "": it can.
 	Fault string `json:"fault,omitempty"`
 }
@@ -44,11 +51,11 @@ const (
 	portTLS   = 443
 )
 
-// Parse reads the URL of a proxy: http://HOST:PORT or https://HOST:PORT. Kind: InvalidArgument.
+// Parse reads the URL of a proxy: http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT. Kind: InvalidArgument.
 func Parse(text string) (Proxy, error) {
 	bad := func(format string, args ...any) (Proxy, error) {
 		return Proxy{}, errs.New(errs.InvalidArgument, "the proxy's URL is not valid: %s", fmt.Sprintf(format, args...)).
-			WithHint("write it as http://proxy.example.com:3128, or https:// where the proxy itself speaks TLS")
+			WithHint("write it as http://proxy.example.com:3128, https:// where the proxy itself speaks TLS, or socks5://")
 	}
 	u, err := url.Parse(text)
 	switch {
@@ -57,14 +64,17 @@ func Parse(text string) (Proxy, error) {
 	case u.User != nil:
 		return Proxy{}, errs.New(errs.InvalidArgument, "the proxy's URL holds a user or a password, which every process of this host could read").
 			WithHint("give them by --proxy-credentials FILE, or --proxy-secret NAME")
-	case u.Scheme != "http" && u.Scheme != "https":
-		return bad("it begins with neither http:// nor https://")
+	case u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "socks5":
+		return bad("it begins with none of http://, https:// and socks5://")
 	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "":
 		return bad("nothing goes behind its port")
 	}
-	p := Proxy{TLS: u.Scheme == "https", Port: portPlain}
-	if p.TLS {
+	p := Proxy{TLS: u.Scheme == "https", SOCKS: u.Scheme == "socks5", Port: portPlain}
+	switch {
+	case p.TLS:
 		p.Port = portTLS
+	case p.SOCKS:
+		p.Port = portSOCKS
 	}
 	if port := u.Port(); port != "" {
 		n, err := strconv.ParseUint(port, 10, 16)
@@ -132,9 +142,10 @@ func bracketed(s string) string {
 }
 
 // String names it, as host:port.
-func (p *Proxy) String() string { return net.JoinHostPort(p.host(), strconv.Itoa(int(p.Port))) }
+func (p *Proxy) String() string { return net.JoinHostPort(p.Host(), strconv.Itoa(int(p.Port))) }
 
-func (p *Proxy) host() string {
+// Host is its name, or its address.
+func (p *Proxy) Host() string {
 	if p.Name != "" {
 		return p.Name
 	}

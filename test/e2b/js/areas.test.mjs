@@ -97,11 +97,14 @@ describe('network', () => {
     assert.deepEqual((await box.getInfo()).network.denyOut, ['0.0.0.0/0'])
   })
 
-  test('what is not there yet says so', async () => {
-    const egressProxy = { address: 'proxy.example.com:1080' }
-    await assert.rejects(create('base', { network: { egressProxy } }), /501: network.egressProxy/)
+  test('what is no proxy says so', async () => {
+    const egressProxy = { address: 'proxy.example.com:0' }
+    await assert.rejects(create('base', { network: { egressProxy } }), /400: network.egressProxy/)
     const box = await create('base')
-    await assert.rejects(box.updateNetwork({ egressProxy }), /501: network.egressProxy/)
+    await assert.rejects(box.updateNetwork({ egressProxy }), /400: network.egressProxy/)
+  })
+
+  test('what is not there yet says so', async () => {
     await assert.rejects(Volume.create('none'), /501: .*does not support it yet/)
   })
 })

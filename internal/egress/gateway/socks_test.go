@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"casemate.dev/internal/egress"
+	"casemate.dev/internal/egress/proxy"
+	"casemate.dev/internal/egress/rules"
+	"casemate.dev/internal/testenv/world"
+)
+
+// ownProxyAddr is where the proxies of single sandboxes listen.
+const ownProxyAddr = "81.2.69.2:1080"
+
+// byOwn adds a sandbox's own proxy to a policy.
+func byOwn(t *testing.T, p egress.Policy, address, user, password string, special bool) egress.Policy {
+	t.Helper()
+	x, err := proxy.Parse("socks5://" + address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.User, x.Credentials, x.ByName, x.Special = user, egress.Private(password), true, special
+	text, err := json.Marshal(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Via, p.Proxy = x.String(), text
+	return p
+}
+
+// A sandbox with a proxy of its own leaves through it, by name and under the same rules, and nothing of it goes past:
+// with wrong credentials, with one that is not there, or where the gateway was not told how to use it. Another sandbox
+// goes its own way.
+func TestOwnProxy(t *testing.T) {
+	w := world.New(t)
+	w.Name("a.test", world.Web)
+	w.Name("denied.test", world.Web)
+	socks := w.SOCKS(ownProxyAddr, "me:hunter-seven")
+	seen := comers(w, t, world.Web+":80")
+	l := w.Listen(world.Other + ":22")
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, "SSH-2.0-x\r\n")
+			_ = c.Close()
+		}
+	}()
+	g := newGateway(t, nil)
+	rulesOf := policyOf(t, "allow a.test", "allow only-there.test", "allow "+world.Web)
+	b := newBox(t, g, "one", byOwn(t, rulesOf, ownProxyAddr, "me", "hunter-seven", false))
+	if got := b.get("http://a.test/"); got != "hello" {
+		t.Errorf("through the proxy: %q", got)
+	}
+	if got := socks.Seen.All(); len(got) != 1 || got[0] != "a.test:80" {
+		t.Errorf("the proxy was asked for %v", got)
+	}
+	b.refusedName(t, "denied.test")
+	for name, p := range map[string]egress.Policy{
+		"wrong password":         byOwn(t, rulesOf, ownProxyAddr, "me", "other", false),
+		"no credentials":         byOwn(t, rulesOf, ownProxyAddr, "", "", false),
+		"nobody there":           byOwn(t, rulesOf, "81.2.69.2:1", "", "", false),
+		"not SOCKS":              byOwn(t, rulesOf, world.Other+":22", "", "", false),
+		"a private address":      byOwn(t, rulesOf, world.Private+":1080", "", "", false),
+		"settings that are gone": {Rules: rulesOf.Rules, Via: ownProxyAddr},
+		"settings of another":    {Rules: rulesOf.Rules, Via: "93.184.215.99:1080", Proxy: byOwn(t, rulesOf, ownProxyAddr, "me", "hunter-seven", false).Proxy},
+	} {
+		before := len(seen.All())
+		if err := g.Configure("one", p); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.get("http://a.test/"); got != "error" {
+			t.Errorf("%s: %q", name, got)
+		}
+		for _, line := range seen.All()[before:] {
+			if strings.HasSuffix(line, "a.test") {
+				t.Errorf("%s: %s came past the proxy", name, line)
+			}
+		}
+		if why := b.reason(rules.Unreachable); strings.Contains(why, "hunter-seven") {
+			t.Errorf("%s: the reason holds the password: %s", name, why)
+		}
+	}
+	// The twin: without the proxy the same goes directly, and so does what another sandbox sends.
+	for _, direct := range []*box{b, newBox(t, g, "two", rulesOf)} {
+		if err := g.Configure(direct.id, rulesOf); err != nil {
+			t.Fatal(err)
+		}
+		if got := direct.get("http://a.test/"); got != "hello" {
+			t.Errorf("directly: %q", got)
+		}
+		if all := seen.All(); !strings.HasPrefix(all[len(all)-1], hostAddr+" ") {
+			t.Errorf("not directly: %v", all)
+		}
+	}
+}
+
+// A proxy inside the host's networks is one that an administrator names.
+func TestOwnProxySpecial(t *testing.T) {
+	w := world.New(t)
+	w.Name("a.test", world.Web)
+	socks := w.SOCKS(world.Private+":1080", "")
+	comers(w, t, world.Web+":80")
+	g := newGateway(t, nil)
+	rulesOf := policyOf(t, "allow a.test")
+	b := newBox(t, g, "one", byOwn(t, rulesOf, world.Private+":1080", "", "", false))
+	if got := b.get("http://a.test/"); got != "error" || len(socks.Seen.All()) > 0 {
+		t.Errorf("%q, asked for %v", got, socks.Seen.All())
+	}
+	if err := g.Configure("one", byOwn(t, rulesOf, world.Private+":1080", "", "", true)); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.get("http://a.test/"); got != "hello" {
+		t.Errorf("twin: %q", got)
+	}
+}
+
+// Another proxy cuts what left by another way, as other rules do.
+func TestOwnProxyChange(t *testing.T) {
+	w := world.New(t)
+	w.Name("a.test", world.Web)
+	w.SOCKS(ownProxyAddr, "")
+	echoServer(w, world.Web+":7000")
+	g := newGateway(t, nil)
+	rulesOf := policyOf(t, "allow a.test:7000")
+	b := newBox(t, g, "one", rulesOf)
+	c, err := b.dialName("a.test", "7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	speak(t, c, "before")
+	if err := g.Configure("one", rulesOf); err != nil {
+		t.Fatal(err)
+	}
+	speak(t, c, "the same rules")
+	if err := g.Configure("one", byOwn(t, rulesOf, ownProxyAddr, "", "", false)); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after the change: %v", err)
+	}
+	if c, err = b.dialName("a.test", "7000"); err != nil {
+		t.Fatal(err)
+	}
+	speak(t, c, "through the proxy")
+}

@@ -1,0 +1,137 @@
+package clients
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"casemate.dev/client"
+	"casemate.dev/internal/testenv/world"
+	"casemate.dev/test/stage"
+)
+
+// ownProxy is where the SOCKS proxy of this test listens, and its password a word that stands nowhere else.
+const (
+	ownProxy     = "81.2.69.2:1080"
+	ownProxyWord = "socks-word-wX7wX7"
+)
+
+// TestE2BProxy lets a sandbox leave through a SOCKS5 proxy of its own, as E2B's API has it: by name, with TLS and keys
+// unharmed, changed live and never gone around, and its password is seen nowhere.
+func TestE2BProxy(t *testing.T) {
+	s := stage.Start(t, "--listen=127.0.0.1:0")
+	site := &stage.Site{Answer: echo}
+	s.Serve(world.Web, site, keyed)
+	s.World.Name("proxy.test", "81.2.69.2")
+	s.World.Name("inside.test", world.Private)
+	socks := s.World.SOCKS(ownProxy, "me:"+ownProxyWord)
+	s.Secret("plain", "plain-value-wX7wX7", &client.SecretBinding{Hosts: []string{keyed + ":80", keyed}, Scheme: "bearer", Env: "KEY", Plain: true})
+	url, key := listening(t, s), e2bKey(t, s)
+	call := func(method, path, body string, status int) string {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-Key", key)
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		b, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode != status {
+			t.Fatalf("%s %s %s: %d %s", method, path, body, resp.StatusCode, b)
+		}
+		return string(b)
+	}
+	for _, bad := range []string{`{"address":"inside.test:1080"}`, `{"address":"10.1.2.3:1080"}`, `{"address":"nobody.test:1080"}`, `{"address":"proxy.test"}x`, `{"address":"proxy.test:0"}`, `{"address":"proxy.test:1080","password":"x"}`} {
+		call("POST", "/v2/sandboxes", `{"templateID":"host","network":{"egressProxy":`+bad+`}}`, 400)
+	}
+	proxy := func(word string) string {
+		return fmt.Sprintf(`{"address":"proxy.test:1080","username":"me","password":%q}`, word)
+	}
+	var made struct{ SandboxID string }
+	if err := json.Unmarshal([]byte(call("POST", "/v2/sandboxes", `{"templateID":"host","timeout":600,"network":{"egressProxy":`+proxy(ownProxyWord)+`}}`, 201)), &made); err != nil {
+		t.Fatal(err)
+	}
+	box := made.SandboxID
+	const curl = `curl -sS --max-time 60 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $KEY" `
+	if got := s.Sh(box, curl+"https://"+keyed+"/proxied"); got != "200" {
+		t.Errorf("through the proxy: %s", got)
+	}
+	if r := site.Last(t); r.Header.Get("Authorization") != "Bearer plain-value-wX7wX7" {
+		t.Errorf("with TLS the key is put on: %v", r.Header)
+	}
+	if got := s.Sh(box, curl+"http://"+keyed+"/plain"); got != "200" {
+		t.Errorf("plain: %s", got)
+	}
+	if r := site.Last(t); strings.Contains(r.Text(), "plain-value") {
+		t.Error("a key went to the proxy in the clear")
+	}
+	for _, target := range socks.Seen.All() {
+		if target != keyed+":443" && target != keyed+":80" {
+			t.Errorf("the proxy was asked for %s", target)
+		}
+	}
+	info := call("GET", "/sandboxes/"+box, "", 200)
+	if !strings.Contains(info, `"egressProxy":{"address":"proxy.test:1080","username":"me"}`) {
+		t.Errorf("shown: %s", info)
+	}
+	if out, err := s.CLI("", "net", "explain", box, "https://"+keyed+"/x"); err != nil || !strings.Contains(out, "proxy.test:1080") {
+		t.Errorf("explained: %v %s", err, out)
+	}
+	// A rotated password holds at once, a wrong one is not gone around, and without the proxy the way is direct.
+	update := func(body string) { call("PUT", "/sandboxes/"+box+"/network", body, 204) }
+	update(`{"egressProxy":` + proxy("wrong") + `}`)
+	n := len(site.All())
+	if out, end := s.Run(box, curl+"http://"+keyed+"/wrong"); out == "200" || len(site.All()) != n || len(end.GetRefused()) == 0 {
+		t.Errorf("with a wrong password: %s %v", out, end.GetRefused())
+	}
+	if _, err := s.CLI("", "net", "set", box, "--net", "open"); err != nil { // other rules, the same proxy
+		t.Error(err)
+	}
+	if out := s.Sh(box, curl+"http://"+keyed+"/wrong"); out == "200" || len(site.All()) != n {
+		t.Errorf("with other rules: %s", out)
+	}
+	asked := len(socks.Seen.All())
+	update(`{}`)
+	if got := s.Sh(box, curl+"http://"+keyed+"/direct"); got != "200" || len(socks.Seen.All()) != asked {
+		t.Errorf("directly: %s", got)
+	}
+	if r := site.Last(t); !strings.Contains(r.Text(), "plain-value") {
+		t.Error("twin: without the proxy the key is put on in the clear, where its binding says so")
+	}
+	hiddenWord(t, s, box)
+}
+
+// hiddenWord fails the test where the password stands in a journal, the server's files, or a process's words.
+func hiddenWord(t *testing.T, s *stage.Stage, box string) {
+	t.Helper()
+	list, err := s.Journal.Events(t.Context(), box, 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(fmt.Sprint(list), ownProxyWord) {
+		t.Error("the journal holds the password")
+	}
+	for _, path := range []string{s.Dir + "/server.log", s.Dir + "/r/gateway.log", fmt.Sprintf("/proc/%d/cmdline", s.Gateway()), fmt.Sprintf("/proc/%d/environ", s.Gateway())} {
+		if text, _ := os.ReadFile(path); bytes.Contains(text, []byte(ownProxyWord)) {
+			t.Errorf("%s holds the password", path)
+		}
+	}
+	files, _ := os.ReadDir(s.Dir + "/d")
+	for _, f := range files {
+		if f.Type().IsRegular() && strings.Contains(f.Name(), ".db") {
+			if text, _ := os.ReadFile(s.Dir + "/d/" + f.Name()); bytes.Contains(text, []byte(ownProxyWord)) {
+				t.Errorf("%s holds the password", f.Name())
+			}
+		}
+	}
+}
