@@ -50,6 +50,7 @@ type Log struct {
 	log    *slog.Logger
 	tree   *tree.Tree // nil: events are kept without proofs
 	active *active    // nil as well
+	key    Key
 
 	// mu guards the fields below. It is held while an event is queued, so that counters and the order
 	// of the queue agree.

@@ -38,6 +38,7 @@ const logName = "log"
 // FailedPrecondition: the log was cut or changed.
 func OpenSigned(ctx context.Context, db *store.DB, o SignedOptions) (_ *Log, err error) {
 	l := Open(db, o.Options)
+	l.key = o.Key
 	l.tree, err = tree.Open(tree.Config{
 		Dir: filepath.Join(o.Dir, logName), Signer: o.Key.signer, Verifier: o.Key.verifier,
 		Published: o.Published, PublishEvery: o.PublishEvery, Log: l.log,

@@ -53,6 +53,12 @@ func (db *DB) EventsAfter(ctx context.Context, sandbox string, after uint64, lim
 	return db.events(ctx, eventsAfter, sandbox, int64(after), limit)
 }
 
+// EventsOfType returns a sandbox's events of one type, in order.
+func (db *DB) EventsOfType(ctx context.Context, sandbox, typ string) ([]Event, error) {
+	return db.events(ctx, `SELECT sandbox, seq, time, type, actor, process, facts FROM events
+WHERE sandbox = ? AND type = ? ORDER BY seq`, sandbox, typ)
+}
+
 func (db *DB) events(ctx context.Context, query string, args ...any) ([]Event, error) {
 	var all []Event
 	err := db.each(ctx, query, args, func(r scanner) error {

@@ -73,3 +73,14 @@ func (v *View) Records(from int64, f func(index int64, r Record) bool) error {
 	}
 	return nil
 }
+
+// CheckPrefix reports, as an error, where proof does not show that the log of head began with that of old.
+func CheckPrefix(head, old Head, proof []tlog.Hash) error {
+	switch {
+	case old.Size > head.Size:
+		return fmt.Errorf("it covers %d entries, and the log has %d", old.Size, head.Size)
+	case old.Size == 0, old.Size == head.Size && old.Root == head.Root:
+		return nil
+	}
+	return tlog.CheckTree(proof, head.Size, head.Root, old.Size, old.Root)
+}
