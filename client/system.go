@@ -11,6 +11,8 @@ import (
 
 // Messages of the API's schema, under short names.
 type (
+	// Checkpoint is a signed head of the journal.
+	Checkpoint = v1.Checkpoint
 	// Event is one recorded thing that happened.
 	Event = v1.Event
 	// Version names a server and what it runs on.
@@ -31,8 +33,33 @@ type (
 
 // Journal reads the record of what happened to sandboxes.
 type Journal struct {
-	conn *conn
-	rpc  casematev1connect.JournalServiceClient
+	conn   *conn
+	rpc    casematev1connect.JournalServiceClient
+	proofs casematev1connect.ProofServiceClient
+}
+
+// Checkpoint returns the journal's newest signed checkpoint and the key that it is verified with. Keep it where
+// the server can't reach: a bundle exported later is held against it.
+func (j *Journal) Checkpoint(ctx context.Context) (*Checkpoint, error) {
+	c, err := j.proofs.GetCheckpoint(ctx, &v1.GetCheckpointRequest{})
+	return c, j.conn.wrap(err)
+}
+
+// Export writes the record of a sandbox with its proofs to w, as a bundle that `casemate verify` checks. The
+// bundle proves that the log began with each of heads, checkpoints from before. FailedPrecondition: it
+// did not.
+func (j *Journal) Export(ctx context.Context, sandbox string, heads []string, w io.Writer) error {
+	stream, err := j.proofs.ExportBundle(ctx, &v1.ExportBundleRequest{Sandbox: sandbox, Heads: heads})
+	if err != nil {
+		return j.conn.wrap(err)
+	}
+	defer func() { _ = stream.Close() }()
+	for stream.Receive() {
+		if _, err := w.Write(stream.Msg().GetData()); err != nil {
+			return err
+		}
+	}
+	return j.conn.wrap(stream.Err())
 }
 
 // Events returns the events with a counter greater than after, at most limit (0: 100).

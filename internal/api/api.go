@@ -41,8 +41,8 @@ type Config struct {
 	Gateway bool
 	// State holds agents' documents.
 	State *state.Documents
-	// Checkpoint returns the journal's newest signed checkpoint, which goes with every answer; nil: none does.
-	Checkpoint func() ([]byte, error)
+	// Proofs proves the record of what happened, and its checkpoint goes with every answer; nil: unsupported.
+	Proofs Proofs
 	// Log takes the causes of internal errors; nil: nowhere.
 	Log *slog.Logger
 	// Version, ServerID and Kernel are what GetVersion and GetHost tell.
@@ -141,6 +141,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewHistoryServiceHandler(&history{a}, opts...))
 	add(casematev1connect.NewStateServiceHandler(&states{a}, opts...))
 	add(casematev1connect.NewBuildServiceHandler(&builds{a}, opts...))
+	add(casematev1connect.NewProofServiceHandler(&proofs{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

@@ -236,7 +236,18 @@ func eventMessage(e journal.Event) *v1.Event {
 	for observer, raw := range e.Facts {
 		m.Facts[string(observer)] = factsMessage(raw)
 	}
+	for _, b := range e.Bodies {
+		showBody(m.Facts[string(b.By)], b)
+	}
 	return m
+}
+
+// showBody puts a process's arguments, which are JSON, in the place of their hash.
+func showBody(facts *structpb.Struct, b journal.Body) {
+	var v structpb.Value
+	if b.Name == "argv" && int64(len(b.Data)) == b.Size && b.Size > 0 && facts.GetFields()[b.Name] != nil && v.UnmarshalJSON(b.Data) == nil {
+		facts.Fields[b.Name] = &v
+	}
 }
 
 // factsMessage carries a JSON object over; what is none shows as it is, under "raw".

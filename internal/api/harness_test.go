@@ -95,7 +95,15 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	h.fake = fake.New(fake.Config{Host: host})
 	layers := fakelayers.NewLayers()
 	layers.Files = t.TempDir()
-	events := journal.Open(db, journal.Options{})
+	key, err := journal.LoadKey(t.TempDir(), "casemate.test/log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := journal.OpenSigned(t.Context(), db, journal.SignedOptions{Dir: t.TempDir(), Key: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = events.Close() })
 	h.manager, err = sandbox.New(sandbox.Config{
 		DB: db, Journal: events, Backends: map[string]isolation.Backend{"fake": h.fake}, Roots: roots{layers}, Gateway: noGateway{},
 		Defaults: sandbox.Defaults{Isolation: "fake"},
@@ -133,7 +141,7 @@ func newHarness(t testing.TB, shape ...func(*Config)) *harness {
 	keys := policy.NewKeys(db, nil)
 	h.admin, h.user = h.newKey(keys, true), h.newKey(keys, false)
 	cfg := Config{
-		Manager: h.manager, Keys: keys, Secrets: vault, State: documents, Builder: builder, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
+		Manager: h.manager, Proofs: events, Keys: keys, Secrets: vault, State: documents, Builder: builder, Gateway: true, Log: slog.New(slog.NewTextHandler(h.log, nil)), Version: "v-test", ServerID: "testserver", Kernel: "6.1",
 		KeepAlive: 50 * time.Millisecond, Authority: &Authority{PEM: "a certificate", SHA256: "00ff"},
 		BuildTemplate: func(_ context.Context, name string, _ bool, progress func(string, float64, string)) (sandbox.Template, error) {
 			progress("unpack", 0.5, "unpacking "+name)

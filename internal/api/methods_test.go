@@ -77,6 +77,8 @@ func steps() []step {
 		{"FileService/MoveFile", "POST /v1/sandboxes/${box}/files/move", `{"sandbox":"${box}","path":"d/f","to":"d/g"}`, `"name":"g"`},
 		{"FileService/RemoveFile", "POST /v1/sandboxes/${box}/files/remove", `{"sandbox":"${box}","path":"d","recursive":true}`, `{`},
 		{"FileService/WatchFiles", "", `{"sandbox":"${box}","path":"."}`, `{`},
+		{"ProofService/GetCheckpoint", "GET /v1/journal/checkpoint", `{}`, `"key":"casemate.test/`},
+		{"ProofService/ExportBundle", "", `{"sandbox":"${box}"}`, `"data":"`},
 		{"JournalService/ListEvents", "GET /v1/sandboxes/${box}/events", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
 		{"JournalService/FollowEvents", "", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
 		{"SecretService/SetSecret", "PUT /v1/secrets/tool", `{"name":"tool","class":"tool","value":"a value for tests"}`, `"version":"1"`},

@@ -16,10 +16,10 @@ const headerCheckpoint = "Casemate-Checkpoint"
 // prove sets the checkpoint as it is now. Where none can be made, for a disk that fails, there is none: the
 // answer is true all the same.
 func (a *API) prove(h http.Header) {
-	if a.cfg.Checkpoint == nil {
+	if a.cfg.Proofs == nil {
 		return
 	}
-	text, err := a.cfg.Checkpoint()
+	text, err := a.cfg.Proofs.Checkpoint()
 	if err != nil {
 		a.log.Warn("cannot sign the journal's checkpoint", "error", err)
 		return

@@ -53,6 +53,7 @@ func (a *API) twins() []twinRoute {
 		{Route{"GET", box + "/files", casematev1connect.FileServiceReadFileProcedure}, a.serveContent},
 		{Route{"PUT", box + "/files", casematev1connect.FileServiceWriteFileProcedure}, a.saveContent},
 		{Route{"GET", box + "/files/watch", casematev1connect.FileServiceWatchFilesProcedure}, a.serveWatch},
+		{Route{"GET", box + "/bundle", casematev1connect.ProofServiceExportBundleProcedure}, a.serveBundle},
 		{Route{"GET", box + "/events/stream", casematev1connect.JournalServiceFollowEventsProcedure}, a.serveEvents},
 		{Route{"GET", "/v1/state/{agent}/content", casematev1connect.StateServiceGetDocumentProcedure}, a.serveDocument},
 		{Route{"PUT", "/v1/state/{agent}/content", casematev1connect.StateServiceSetDocumentProcedure}, a.saveDocument},

@@ -65,6 +65,7 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 			}
 		}),
 	}
+	cmd.AddCommand(a.journalExportCmd(), a.journalCheckpointCmd())
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens from now on")
 	cmd.Flags().BoolVar(&facts, "facts", false, "also every recorded fact")
 	cmd.Flags().Uint64Var(&after, "after", 0, "only events after this `NUMBER`")

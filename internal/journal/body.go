@@ -31,8 +31,6 @@ type Body struct {
 	Data []byte
 	// Salt goes before the content into the hash; nil where it was erased.
 	Salt []byte
-	// Erased says that the content was taken out of the record.
-	Erased bool
 
 	ref Ref
 }

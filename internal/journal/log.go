@@ -1,12 +1,14 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -363,7 +365,44 @@ func (l *Log) read(ctx context.Context, sandbox string, after uint64, limit int)
 			return nil, err
 		}
 	}
-	return all, nil
+	return all, l.addBodies(ctx, all)
+}
+
+// smallBody is the length up to which bodies come with their events.
+const smallBody = 16 << 10
+
+// addBodies gives events of one sandbox, in order, the bodies that they speak of and that are small.
+func (l *Log) addBodies(ctx context.Context, events []Event) error {
+	if len(events) == 0 || !slices.ContainsFunc(events, func(e Event) bool { return e.speaks() }) {
+		return nil
+	}
+	first := events[0]
+	bodies, err := l.db.BodiesOf(ctx, first.Sandbox, first.Seq, events[len(events)-1].Seq, smallBody)
+	if err != nil {
+		return fmt.Errorf("read bodies: %w", err)
+	}
+	at := 0
+	for _, b := range bodies {
+		for at < len(events) && events[at].Seq < b.Seq {
+			at++
+		}
+		if at == len(events) || events[at].Seq != b.Seq {
+			continue // of an event that is lost
+		}
+		by, name, _ := strings.Cut(b.Name, ".")
+		events[at].Bodies = append(events[at].Bodies, Body{By: Observer(by), Name: name, Size: b.Size, Data: b.Data, Salt: b.Salt})
+	}
+	return nil
+}
+
+// speaks reports whether an event may speak of a body.
+func (e Event) speaks() bool {
+	for _, f := range e.Facts {
+		if bytes.Contains(f, []byte(`"body":`)) {
+			return true
+		}
+	}
+	return false
 }
 
 func ofRow(r store.Event) (Event, error) {

@@ -143,6 +143,12 @@ func (m *Manager) FollowEvents(ctx context.Context, p Principal, ref string, aft
 	return m.journal.Follow(ctx, sandboxID, after, send)
 }
 
+// Recorded returns the name of the stream of events that ref means, for those who may read it: a sandbox's whole
+// id, also of one that has ended.
+func (m *Manager) Recorded(ctx context.Context, p Principal, ref string) (string, error) {
+	return m.known(ctx, p, ref)
+}
+
 // known returns the whole id of a sandbox, alive or not; or, for an administrator, the name of the stream of
 // events that belong to none.
 func (m *Manager) known(ctx context.Context, p Principal, ref string) (string, error) {

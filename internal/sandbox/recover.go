@@ -266,8 +266,8 @@ func (m *Manager) unrecorded(b *box, info guestwire.ProcessInfo) Process {
 		ID: info.ID, SandboxID: b.id, Argv: argv, Dir: cut(info.Dir), User: cut(info.User),
 		PID: info.PID, TTY: info.TTY, StartedAt: time.Unix(0, info.Started).UTC(),
 	}
-	e := event(journal.ProcessStarted, "", map[string]bool{"found": true}).
-		With(journal.Guest, startFacts{PID: info.PID, Dir: p.Dir, User: p.User, Argv: argv})
+	e := withArgv(event(journal.ProcessStarted, "", map[string]bool{"found": true}).
+		With(journal.Guest, startFacts{PID: info.PID, Dir: p.Dir, User: p.User}), journal.Guest, argv)
 	e.Sandbox, e.Process = b.id, info.ID
 	var with []store.Write
 	if row, err := processRow(p); err == nil {

@@ -210,7 +210,6 @@ type startFacts struct {
 	PID       int      `json:"pid,omitempty"`
 	Dir       string   `json:"dir,omitempty"`
 	User      string   `json:"user,omitempty"`
-	Argv      []string `json:"argv,omitempty"`
 	Cut       bool     `json:"cut,omitempty"` // argv is longer than what is recorded
 	Env       []string `json:"env,omitempty"` // names
 	TTY       bool     `json:"tty,omitempty"`
@@ -222,11 +221,21 @@ type startFacts struct {
 const maxRecorded = 16 << 10
 
 func askedFacts(s ProcessSpec) startFacts {
+	_, short := recordable(s.Argv)
 	f := startFacts{
-		Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(),
+		Cut: short, Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(),
 	}
-	f.Argv, f.Cut = recordable(s.Argv)
 	return f
+}
+
+// withArgv adds arguments to an event, as what o told of them: they may hold secrets, so they lie beside it.
+func withArgv(e journal.Event, o journal.Observer, argv []string) journal.Event {
+	argv, _ = recordable(argv)
+	text, err := json.Marshal(argv)
+	if err != nil { // which strings give no cause for
+		return e
+	}
+	return e.WithBody(o, "argv", text)
 }
 
 // recordable cuts arguments to what an event, and a row of the store, may hold of them.
@@ -246,7 +255,7 @@ func recordable(argv []string) (out []string, short bool) {
 // sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
 func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
 	b := pr.box
-	e := event(journal.ProcessStarted, pr.actor, askedFacts(s)).
+	e := withArgv(event(journal.ProcessStarted, pr.actor, askedFacts(s)), journal.Server, s.Argv).
 		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
 	e.Sandbox, e.Process = b.id, pr.id
 	b.mu.Lock()
@@ -277,12 +286,12 @@ func (m *Manager) notStarted(pr *proc, s ProcessSpec, err error) error {
 			return err
 		}
 	}
-	m.refuse(pr, askedFacts(s), err)
+	m.refuse(pr, s, err)
 	return err
 }
 
 // refuse records that a process did not start, unless it did.
-func (m *Manager) refuse(pr *proc, facts startFacts, err error) {
+func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) {
 	b := pr.box
 	b.mu.Lock()
 	if pr.failed != nil || !pr.info.StartedAt.IsZero() {
@@ -292,8 +301,9 @@ func (m *Manager) refuse(pr *proc, facts startFacts, err error) {
 	pr.finishing, pr.failed = true, err
 	delete(b.procs, pr.id)
 	b.mu.Unlock()
+	facts := askedFacts(s)
 	facts.Error, _ = errs.PublicText(err)
-	e := event(journal.ProcessFailed, pr.actor, facts)
+	e := withArgv(event(journal.ProcessFailed, pr.actor, facts), journal.Server, s.Argv)
 	e.Sandbox, e.Process = b.id, pr.id
 	m.journal.Post(e)
 	pr.answered()

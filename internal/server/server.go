@@ -166,7 +166,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	// 11. The interfaces.
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Checkpoint: events.Checkpoint, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(),
+		Proofs: events, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)
