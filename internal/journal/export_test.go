@@ -265,7 +265,7 @@ func tamperings(t testing.TB, foreign *parts) []tampering {
 // TestTamperingShows tampers with a bundle of 500 events at random, and wants the first wrong event named.
 // JOURNAL_TAMPERINGS sets how often; each is of one of nine kinds.
 func TestTamperingShows(t *testing.T) {
-	rounds := 1000
+	rounds := 200
 	if n := os.Getenv("JOURNAL_TAMPERINGS"); n != "" {
 		if _, err := fmt.Sscan(n, &rounds); err != nil {
 			t.Fatal(err)
