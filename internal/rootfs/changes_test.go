@@ -271,7 +271,7 @@ func TestChangesOfADeepTreeAreFew(t *testing.T) {
 
 // The answer is bounded, and says so rather than leave out something.
 func TestTooManyChanges(t *testing.T) {
-	c := comparison{prefix: "/", changes: make([]Change, maxChanges+1)}
+	c := comparison{prefix: "/", listed: maxChanges + 1}
 	if err := c.entry("x"); !errs.Is(err, errs.ResourceExhausted) {
 		t.Errorf("by number: %v", err)
 	}
