@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	fakelayers "casemate.dev/internal/rootfs/fake"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/testenv"
 )
 
 // cases are the tests that every backend passes, each with a sandbox of its own.
@@ -73,6 +75,7 @@ func TestOnFake(t *testing.T) {
 type server struct {
 	url     string
 	manager *sandbox.Manager
+	serving *atomic.Int32 // requests under way
 }
 
 // harness is a server with a sandbox.
@@ -131,11 +134,14 @@ func newServer(t *testing.T, name string, backend isolation.Backend, r sandbox.R
 	})
 	h := envd.New(envd.Config{Manager: m, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), KeepAlive: 50 * time.Millisecond})
 	t.Cleanup(h.Close)
+	serving := new(atomic.Int32)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		serving.Add(1)
+		defer serving.Add(-1)
 		h.ServeSandbox(w, r, sandbox.Principal{ID: owner}, r.Header.Get("E2b-Sandbox-Id"))
 	}))
 	t.Cleanup(srv.Close)
-	return &server{url: srv.URL, manager: m}
+	return &server{url: srv.URL, manager: m, serving: serving}
 }
 
 // box makes a sandbox.
@@ -264,6 +270,14 @@ func (h *harness) open(procedure string, msg any, header ...string) *stream {
 }
 
 func (s *stream) close() { _ = s.body.Close() }
+
+// disconnect closes a stream, and returns when the server has noticed: until then what a process
+// writes counts as seen by it. No other request may be under way.
+func (h *harness) disconnect(s *stream) {
+	h.t.Helper()
+	s.close()
+	testenv.Eventually(h.t, time.Minute, "the server notices that a client is gone", func() bool { return h.serving.Load() == 0 })
+}
 
 // next returns the next message, nil after the last.
 func (s *stream) next() object {

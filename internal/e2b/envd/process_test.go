@@ -162,7 +162,7 @@ func testTerminal(t *testing.T, h *harness) {
 	h.refused("/process.Process/CloseStdin", object{"process": selector(o.pid)}, http.StatusInternalServerError, "internal", "Ctrl+D")
 
 	// Whoever connects again gets what nobody has seen yet, and nothing twice.
-	s.close()
+	h.disconnect(s)
 	again := &outcome{}
 	s = h.open(processConnect, object{"process": selector(o.pid)})
 	h.must(processInput, input(o.pid, "pty", "echo back\n"))
