@@ -650,8 +650,10 @@ func TestWatch(t *testing.T) {
 		r.sh("cd w; echo x > 'ü\xff'; chmod 600 ü*; mv ü* b; rm b")
 		expect("create ü\x00ff", "write ü\x00ff", "chmod ü\x00ff", "rename ü\x00ff", "create b", "remove b")
 		if recursive {
-			r.sh("cd w; echo x > sub/f; mkdir -p n/m/o; echo y > n/m/o/p; mv n n2; echo z > n2/m/o/q; touch /tmp/unseen")
-			expect("create sub/f", "create n", "create n/m/o", "rename n", "create n2", "create n2/m/o/q")
+			r.sh("cd w; echo x > sub/f; mkdir -p n/m/o; echo y > n/m/o/p")
+			expect("create sub/f", "create n", "create n/m/o", "create n/m/o/p") // before it has another name
+			r.sh("cd w; mv n n2; echo z > n2/m/o/q; touch /tmp/unseen")
+			expect("rename n", "create n2", "create n2/m/o/q")
 			// However fast they come after their directory, files are told as written.
 			for i := range 20 {
 				dir := "quick" + strconv.Itoa(i)

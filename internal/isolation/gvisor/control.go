@@ -23,7 +23,6 @@ const (
 	methodResume     = "containerManager.Resume"
 	methodCheckpoint = "containerManager.Checkpoint"
 	methodExecute    = "containerManager.ExecuteAsync"
-	methodEvent      = "containerManager.Event"
 )
 
 // maxAnswer bounds an answer: the Sentry's word is trusted no more than the sandbox's.

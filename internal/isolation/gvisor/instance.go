@@ -24,7 +24,7 @@ type Instance struct {
 	mu     sync.Mutex // guards the fields below
 	limits isolation.Limits
 	frozen bool
-	kills  int64 // that the guest had counted when it last answered
+	told   guestwire.Status // what the guest last said
 }
 
 var _ isolation.Instance = (*Instance)(nil)
@@ -108,50 +108,35 @@ func (i *Instance) Update(ctx context.Context, l isolation.Limits) error {
 }
 
 // Usage implements isolation.Instance. Memory, CPU time and disk are what the host's kernel counted for the cell, runsc
-// included; the number of processes is the Sentry's word, and how many were ended for want of memory the guest's,
-// since the host sees none of them.
+// included; the number of processes, and of those that were ended for want of memory, is the guest's word, since the
+// host sees none of them. (The Sentry counts threads, those of the guest too.)
 func (i *Instance) Usage(ctx context.Context) (isolation.Usage, error) {
 	u, err := i.Cell.Usage(ctx)
 	if err != nil {
 		return u, err
 	}
-	var e event
-	if err := i.call(ctx, methodEvent, containerID, nil, &e); err != nil {
-		return u, err
-	}
-	u.Pids = e.Event.Data.Pids.Current
-	kills, err := i.oomKills(ctx)
-	u.OOMKills += kills
+	st, err := i.status(ctx)
+	u.Pids = st.Alive
+	u.OOMKills += st.OOMKills
 	return u, err
 }
 
-// event is what Usage takes of the Sentry's answer to methodEvent.
-type event struct {
-	Event struct {
-		Data struct {
-			Pids struct {
-				Current int `json:"current"`
-			} `json:"pids"`
-		} `json:"data"`
-	}
-}
-
-// oomKills asks the guest. One that is frozen can't answer, and has ended nobody since it last did.
-func (i *Instance) oomKills(ctx context.Context) (int64, error) {
+// status asks the guest. One that is frozen can't answer, and nothing has changed since it last did.
+func (i *Instance) status(ctx context.Context) (guestwire.Status, error) {
 	i.mu.Lock()
-	frozen, kills := i.frozen, i.kills
+	frozen, told := i.frozen, i.told
 	i.mu.Unlock()
 	if frozen {
-		return kills, nil
+		return told, nil
 	}
 	st, err := i.guest.Status(ctx)
 	if err != nil {
-		return kills, err
+		return told, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.kills = st.OOMKills
-	return st.OOMKills, nil
+	i.told = st
+	return st, nil
 }
 
 // NewScope implements isolation.Instance. The host's control groups hold the sandbox as a whole; within it the
@@ -199,7 +184,7 @@ func (s *scope) Kill(ctx context.Context) error {
 
 // Freeze implements isolation.Instance: the Sentry lets no process go on, the guest neither.
 func (i *Instance) Freeze(ctx context.Context) error {
-	if _, err := i.oomKills(ctx); err != nil {
+	if _, err := i.status(ctx); err != nil {
 		return err
 	}
 	return i.hold(ctx, true, methodPause)
