@@ -373,6 +373,28 @@ func (c *context) interrupt() {
 	must(c.t, c.cmd.Process.Signal(syscall.SIGINT))
 }
 
+// interrupted interrupts the run at work until it ends. Once is not always enough: CPython loses a signal
+// that comes between its last look for one and a call that blocks, until that call returns.
+func (c *context) interrupted() outcome {
+	c.t.Helper()
+	c.interrupt()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for again := time.NewTicker(5 * time.Second); ; {
+			select {
+			case <-stop:
+				again.Stop()
+				return
+			case <-again.C:
+				_ = c.cmd.Process.Signal(syscall.SIGINT)
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	return c.wait()
+}
+
 // ended waits for the process, and returns how it ended.
 func (c *context) ended() *os.ProcessState {
 	c.t.Helper()

@@ -26,8 +26,7 @@ func TestPythonInterrupts(t *testing.T) {
 		} {
 			c.start(code)
 			c.until("go")
-			c.interrupt()
-			o := c.wait()
+			o := c.interrupted()
 			if o.err == nil || o.err.Name != "KeyboardInterrupt" || strings.Contains(o.err.Traceback, "<casemate>") {
 				t.Errorf("%s: %s %+v", name, o.order()[:min(200, len(o.order()))], o.err)
 			}
