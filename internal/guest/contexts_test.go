@@ -187,6 +187,31 @@ func TestContextInterruptKeepsState(t *testing.T) {
 	}
 }
 
+// An interrupt that the interpreter loses is sent again, and one that it has taken is not.
+func TestContextInterruptIsAnswered(t *testing.T) {
+	c := newRunner(t, setup{}).interpreter()
+	for code, want := range map[string]string{
+		"import __main__\n__main__.deaf = 2\nn = 'lost'": "lost",
+		"n = 0": "1",
+	} {
+		c.run(code)
+		began := make(chan *said)
+		go func() {
+			s, _ := c.try("import time\ntry:\n    print('go', flush=True)\n    while True: pass\nexcept KeyboardInterrupt:\n"+
+				"    if n != 'lost': n += 1\ntry:\n    time.sleep(1.5)\nexcept KeyboardInterrupt:\n    n = 'more than one'\nn",
+				func(r *guestwire.RunCode) { r.ID = "loop " + want })
+			began <- s
+		}()
+		c.await("loop "+want, 1)
+		if _, err := c.Interrupt(t.Context(), guestwire.RunRef{Context: c.id}); err != nil {
+			t.Fatal(err)
+		}
+		if got := (<-began).text(t); got != want && got != "'"+want+"'" {
+			t.Errorf("%q: %s", code, got)
+		}
+	}
+}
+
 // await waits until a run has said so many items.
 func (i *interpreter) await(run string, items int64) {
 	i.t.Helper()

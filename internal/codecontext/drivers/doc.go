@@ -17,7 +17,9 @@
 //	{"op":"run","id":R,"code":C,"silent":false,"env":{}}  run C; env holds for this run only
 //	{"op":"run","id":R,"file":true,…}  run what is in the file, for drivers that have one on descriptor 5
 //
-// and SIGINT to the driver's process interrupts: each one once, and none between runs. The end of the
+// and SIGINT to the driver's process interrupts: each one once, and none between runs. A driver that answers
+// interrupts, as it says when it is ready ("answers_interrupts":true), sends {"ev":"interrupted","id":R} for each; one
+// that is not answered may be sent again. The end of the
 // control socket ends the driver. It sends
 //
 //	{"ev":"ready","language":"python","version":"3.11.2","ipython":true,"pid":7}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -74,6 +75,7 @@ type context struct {
 	ready   message
 	code    *os.File // what it finds long code in, or nil
 	runs    int
+	heard   atomic.Bool // an interrupt was answered since the last was sent
 
 	mu    sync.Mutex // held over reading and noting, so that nothing gets between
 	pipes map[string]*os.File
@@ -320,6 +322,10 @@ func (c *context) wait() outcome {
 				o.died = true
 				return o
 			}
+			if e.Ev == "interrupted" {
+				c.heard.Store(true)
+				continue
+			}
 			o.events = append(o.events, e)
 			switch {
 			case e.stream == "stdout":
@@ -370,11 +376,11 @@ func (c *context) until(text string) {
 
 func (c *context) interrupt() {
 	c.t.Helper()
+	c.heard.Store(false)
 	must(c.t, c.cmd.Process.Signal(syscall.SIGINT))
 }
 
-// interrupted interrupts the run at work until it ends. Once is not always enough: CPython loses a signal
-// that comes between its last look for one and a call that blocks, until that call returns.
+// interrupted interrupts the run at work as the guest does: again while the driver does not answer.
 func (c *context) interrupted() outcome {
 	c.t.Helper()
 	c.interrupt()
@@ -387,7 +393,9 @@ func (c *context) interrupted() outcome {
 				again.Stop()
 				return
 			case <-again.C:
-				_ = c.cmd.Process.Signal(syscall.SIGINT)
+				if !c.heard.Load() {
+					_ = c.cmd.Process.Signal(syscall.SIGINT)
+				}
 			}
 		}
 	}()

@@ -13,7 +13,7 @@
 //	guest → driver   {"op":"run","id":R,"code":"…","env":{…}}
 //	driver → guest   {"ev":"ready","language":"python","version":"3.11.2"}
 //	                 {"ev":"result","id":R,…}   {"ev":"error","id":R,"name":…,"value":…,"traceback":…}
-//	                 {"ev":"end","id":R,"count":N}
+//	                 {"ev":"interrupted","id":R}        {"ev":"end","id":R,"count":N}
 //
 // The code that runs in a driver can write to all of its descriptors. So nothing that a driver says is
 // believed beyond its own runs: lines are bounded, what is malformed or about another run is dropped,
@@ -28,5 +28,6 @@
 //
 // An interrupt is SIGINT. It is sent under the context's lock and only while the run that is meant
 // executes by the guest's count; the next run is handed over only after its end was read. So it can hit
-// a driver between two runs, which then ignores it, but never a later run.
+// a driver between two runs, which then ignores it, but never a later run. A driver that says
+// "answers_interrupts" when it is ready tells of each one that has come; one that it does not tell of is sent again.
 package contexts

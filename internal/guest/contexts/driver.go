@@ -43,6 +43,7 @@ type running struct {
 
 	// What follows is guarded by c.mu.
 	isUp   bool
+	hears  bool             // it answers interrupts
 	killed bool             // its end is under way
 	ending bool             // its process has ended: it is not to be killed any more
 	cause  guestwire.RunEnd // why it was killed
@@ -142,12 +143,38 @@ func (r *running) await(limit time.Duration) {
 	}
 }
 
-// interrupt sends the signal. c.mu is held, so that the run that is meant still executes.
-func (r *running) interrupt() error {
+const (
+	// answerLimit is how long a driver may take to answer an interrupt before it is sent again.
+	answerLimit = 500 * time.Millisecond
+	// maxRepeats bounds that: code may have put a handler of its own in the place of the driver's.
+	maxRepeats = 4
+)
+
+// interrupt sends the signal to the driver, whose run n executes. c.mu is held, so that it still does.
+//
+// An interpreter may lose a signal: CPython looks for one, then calls what blocks, and is not woken by one that
+// came between the two. So it goes out again until the driver has answered.
+func (r *running) interrupt(n *run) error {
 	if r.d == nil {
 		return nil
 	}
+	if r.hears {
+		n.unheard, n.repeats = true, 0
+		time.AfterFunc(answerLimit, func() { r.repeat(n) })
+	}
 	return r.d.Signal(interruptSignal)
+}
+
+// repeat sends an interrupt again that was not answered.
+func (r *running) repeat(n *run) {
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	if r.c.current != n || r.c.driver != r || !n.unheard || n.repeats == maxRepeats {
+		return
+	}
+	n.repeats++
+	time.AfterFunc(answerLimit, func() { r.repeat(n) })
+	_ = r.d.Signal(interruptSignal)
 }
 
 // give hands a run over.

@@ -173,7 +173,7 @@ func (c *interpreter) becameReady(d *running, m message) {
 		c.mu.Unlock()
 		return
 	}
-	d.isUp = true
+	d.isUp, d.hears = true, m.Answers
 	c.info.State, c.info.Version = guestwire.ContextIdle, m.Version
 	close(d.up)
 	c.mu.Unlock()
@@ -314,6 +314,11 @@ func (c *interpreter) told(d *running, m message, line []byte) {
 		r.log.append(kind, line)
 		return
 	}
+	if m.Ev == evInterrupted {
+		c.mu.Lock()
+		r.unheard = false
+		c.mu.Unlock()
+	}
 	if m.Ev == evEnd {
 		c.mu.Lock()
 		r.info.Count = m.Count
@@ -353,7 +358,7 @@ func (c *interpreter) expire(d *running, r *run) {
 	}
 	r.cause = guestwire.RunTimedOut
 	r.timer = time.AfterFunc(r.grace, func() { c.expire(d, r) })
-	_ = d.interrupt()
+	_ = d.interrupt(r)
 	c.mu.Unlock()
 }
 
@@ -368,7 +373,7 @@ func (c *interpreter) interrupt(id string) (string, error) {
 		if c.driver == nil {
 			return r.id, nil
 		}
-		return r.id, c.driver.interrupt()
+		return r.id, c.driver.interrupt(r)
 	}
 	for i, r := range c.queue {
 		if r.id == id {

@@ -17,6 +17,8 @@ const (
 	evResult = "result"
 	evError  = "error"
 	evEnd    = "end"
+	// evInterrupted tells that an interrupt has come: drivers that say so are sent none for nothing.
+	evInterrupted = "interrupted"
 	// A zygote says these about its forks.
 	evZygote = "zygote"
 	evForked = "forked"
@@ -37,6 +39,7 @@ type message struct {
 	Code    int    `json:"code"`
 	Signal  int    `json:"signal"`
 	Error   string `json:"error"`
+	Answers bool   `json:"answers_interrupts"`
 }
 
 // order is what the guest says to a driver.

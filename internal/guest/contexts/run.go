@@ -22,6 +22,10 @@ type run struct {
 	raised bool
 	cause  guestwire.RunEnd // set where it is interrupted or out of time
 	timer  *time.Timer
+	// unheard is set while an interrupt is under way that the driver answers; repeats counts how often it
+	// was sent again.
+	unheard bool
+	repeats int
 }
 
 func newRun(c *interpreter, r guestwire.RunCode, code string) *run {

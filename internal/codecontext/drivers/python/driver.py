@@ -61,6 +61,17 @@ def on_sigint(_signum, _frame):
     if Interrupt.masked:
         Interrupt.pending = True
         return
+    interrupt()
+
+
+def interrupt():
+    """Tell the guest that an interrupt has come, so that it sends no other for it, and raise it."""
+    try:
+        if CONTROL.fd >= 0 and Run.id is not None:
+            with CONTROL.lock:  # what is held stays so: this may have come while it changes
+                write_all(CONTROL.fd, (_encode({"ev": "interrupted", "id": Run.id}) + "\n").encode("ascii"))
+    except OSError:  # the guest is gone
+        pass
     raise KeyboardInterrupt
 
 
@@ -87,7 +98,7 @@ def write_all(fd, data):
             if Interrupt.pending and not Interrupt.masked:
                 Interrupt.pending = False
                 if Interrupt.armed:
-                    raise KeyboardInterrupt
+                    interrupt()
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -1148,6 +1159,7 @@ def ready():
         "version": ".".join(map(str, sys.version_info[:3])),
         "ipython": Run.shell is not None,
         "pid": os.getpid(),
+        "answers_interrupts": True,
     }
 
 
