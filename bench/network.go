@@ -110,7 +110,8 @@ func gatewayRow(ctx context.Context, b *bench) (Row, error) {
 	r.budget("adds ≤ 0.5 ms to a request, p50", in.P50-out.P50, most, most)
 	r.atLeast("MB/s out ≥ 20 % of loopback", inside.Out/1e6, rateShare*host.Out/1e8, host.Out/1e6)
 	r.atLeast("MB/s back ≥ 20 % of loopback", inside.Back/1e6, rateShare*host.Back/1e8, host.Back/1e6)
-	return r, b.addHTTPS(ctx, &r)
+	err = b.addHTTPS(ctx, &r)
+	return r, err
 }
 
 // addHTTPS adds what HTTPS measures to a row.

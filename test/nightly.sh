@@ -29,7 +29,8 @@ fuzz() {
 }
 
 part unit env RERUNS=0 CASEMATE_TEST_NIGHTLY=1 test/gotest.sh ./... -count=1 -shuffle=on -timeout 30m
-part race make race RERUNS=0 TESTTIMEOUT=30m
+# What passed in an earlier night is run again: -count=1.
+part race make race RERUNS=0 TESTTIMEOUT=30m GOFLAGS="${GOFLAGS:+$GOFLAGS }-count=1"
 part fuzz fuzz
 part soak env CASEMATE_SOAK=1 go test -count=1 -timeout 180m -run 'Soak|Stress' ./internal/... ./test/...
 part base test/base.sh

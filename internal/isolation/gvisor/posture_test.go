@@ -2,6 +2,7 @@ package gvisor_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -86,6 +87,30 @@ func TestWithoutRunsc(t *testing.T) {
 	}
 	if left := h.leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// ATTACK: the server asks runsc for its version as root, so a program that others can change would be theirs to run as
+// root. Twin: the same program, changed by root alone, is run.
+func TestOnlyRootMayChangeRunsc(t *testing.T) {
+	h := newHost(t)
+	dir := t.TempDir()
+	path, ran := filepath.Join(dir, "runsc"), filepath.Join(dir, "ran")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n: >"+ran+"\necho runsc version release-20990101.0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		uid  int
+		mode os.FileMode
+		runs bool
+	}{{1000, 0o755, false}, {0, 0o775, false}, {0, 0o757, false}, {0, 0o755, true}} {
+		if err := errors.Join(os.Chown(path, tt.uid, 0), os.Chmod(path, tt.mode)); err != nil {
+			t.Fatal(err)
+		}
+		c := h.with(path).Capabilities(t.Context())[0]
+		if _, err := os.Stat(ran); c.OK != tt.runs || (err == nil) != tt.runs {
+			t.Errorf("of user %d, mode %o: %+v, looked at: %v", tt.uid, tt.mode, c, err)
+		}
 	}
 }
 

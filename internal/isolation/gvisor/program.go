@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"casemate.dev/internal/errs"
@@ -41,6 +42,10 @@ func (p *program) check(ctx context.Context) (string, error) {
 	info, err := os.Stat(p.path)
 	if err != nil {
 		return "", errs.Wrap(err, errs.Unsupported, "isolation gvisor needs runsc, and there is none at %s", p.path).WithHint("%s", remedy)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 || info.Mode().Perm()&0o022 != 0 {
+		return "", errs.New(errs.Unsupported, "the runsc at %s could be changed by others than root, and the server runs it", p.path).
+			WithHint("chown root and chmod go-w it, or %s", remedy)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
