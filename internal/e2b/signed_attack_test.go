@@ -285,7 +285,7 @@ func TestAttackSignedLinks(t *testing.T) {
 	} {
 		before := h.envd.last()
 		a := h.send(c.method, "/files?"+c.q.Encode(), "", c.header...)
-		// The last of these is one text for both readings; that user can't exist, since passwd's fields end at colons.
+		// This is one text for both readings; that user can't exist, since passwd's fields end at colons.
 		if what == "a path that holds the end" && a.status == http.StatusOK {
 			continue
 		}

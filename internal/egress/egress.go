@@ -123,7 +123,7 @@ type Flow struct {
 	// and answers a refused one itself (403 with Verdict.Reason, or a closed stream), at once.
 	Judge func(rules.HTTP) rules.Verdict
 	// Dial opens a connection to the target, after the rules have judged the address that is dialled;
-	// through the host's HTTP proxy where one is configured. It may be called again and again. The
+	// through the sandbox's own proxy or the host's, where there is one. It may be called again and again. The
 	// error is a *RefusedError where a rule forbids it.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// DialTo opens a connection to a host of the Inspector's own choice, say a model provider's, outside the

@@ -102,6 +102,20 @@ func (h *hub) roots() *x509.CertPool {
 	return pool
 }
 
+// image is an image that is there, as another program sees it.
+func (h *hub) image(t testing.TB, ref string) v1.Image {
+	t.Helper()
+	tag, err := name.NewTag(h.host() + "/" + ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := remote.Image(tag, remote.WithTransport(h.Client().Transport))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
 // push puts an image into the registry, by another program's means.
 func (h *hub) push(t testing.TB, ref string, img v1.Image) {
 	t.Helper()
@@ -271,10 +285,7 @@ func (w *world) mustPull(t testing.TB, ref string, o PullOptions) Imported {
 // shown mounts what a template's sandbox would see.
 func (w *world) shown(t testing.TB, template string) (string, rootfs.Plan) {
 	t.Helper()
-	p, err := w.store.Plan(t.Context(), rootfs.Request{ID: newID(), Template: template, Profile: "standard", DiskBytes: 32 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := w.plan(t, template)
 	return mountPlan(t, p), p
 }
 
@@ -286,4 +297,25 @@ func (w *world) nothingHalf(t testing.TB) {
 			t.Errorf("left: %v, %v", left, err)
 		}
 	}
+}
+
+// plan is the root of a new sandbox of a template in profile standard.
+func (w *world) plan(t testing.TB, template string) rootfs.Plan {
+	t.Helper()
+	p, err := w.store.Plan(t.Context(), rootfs.Request{ID: newID(), Template: template, Profile: "standard", DiskBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// commit commits what the files of a plan are, to which nobody writes, and returns the layer's id.
+func (w *world) commit(t testing.TB, p rootfs.Plan) string {
+	t.Helper()
+	still := func() error { return nil }
+	l, err := w.store.Commit(t.Context(), filepath.Base(filepath.Dir(p.Upper)), p, still, still)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.ID
 }

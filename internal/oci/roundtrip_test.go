@@ -16,7 +16,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
@@ -84,10 +83,7 @@ func scan(t testing.TB, dir string) []string {
 // worked is what a sandbox of the image app leaves behind: of everything that files can be.
 func (w *world) worked(t testing.TB) (layer string, shown []string) {
 	t.Helper()
-	p, err := w.store.Plan(t.Context(), rootfs.Request{ID: newID(), Template: "app", Profile: "standard", DiskBytes: 32 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := w.plan(t, "app")
 	dir := mountPlan(t, p)
 	do := func(err error) {
 		t.Helper()
@@ -108,10 +104,7 @@ func (w *world) worked(t testing.TB) (layer string, shown []string) {
 	do(syscall.Setxattr(dir+"/app/bin/tool", "security.capability", []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0))
 	do(syscall.Setxattr(dir+"/app", "user.note", []byte("n\x00te"), 0))
 	do(os.Chmod(dir, 0o750))
-	still := func() error { return nil }
-	l, err := w.store.Commit(t.Context(), filepath.Base(filepath.Dir(p.Upper)), p, still, still)
-	do(err)
-	return l.ID, scan(t, dir)
+	return w.commit(t, p), scan(t, dir)
 }
 
 func export(t testing.TB, w *world, src Source, o ExportOptions) ([]byte, Exported) {
@@ -181,14 +174,7 @@ func TestPushPull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tag, err := name.NewTag(h.host() + "/worked:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := remote.Image(tag, remote.WithTransport(h.Client().Transport))
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := h.image(t, "worked:1")
 	if err := validate.Image(img); err != nil {
 		t.Errorf("go-containerregistry finds it invalid: %v", err)
 	}
@@ -292,12 +278,7 @@ func TestExportRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	still := func() error { return nil }
-	l, err := w.store.Commit(t.Context(), filepath.Base(filepath.Dir(p.Upper)), p, still, still)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Export(t.Context(), Source{Layer: l.ID}, ExportOptions{}, io.Discard, func(Exported) error { return nil }); !errs.Is(err, errs.FailedPrecondition) {
+	if _, err := w.Export(t.Context(), Source{Layer: w.commit(t, p)}, ExportOptions{}, io.Discard, func(Exported) error { return nil }); !errs.Is(err, errs.FailedPrecondition) {
 		t.Errorf("a commit on template host: %v", err)
 	}
 }

@@ -2,7 +2,8 @@ package oci
 
 import (
 	"context"
-	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"casemate.dev/internal/errs"
 )
@@ -25,7 +26,7 @@ func (s *Service) checkTree(ctx context.Context, c *contents, ids []string) erro
 	if _, err := s.cfg.Store.Image(c.digest.Hex); err == nil { // it was checked when it came in
 		return nil
 	}
-	if hex, ok := strings.CutPrefix(want, "sha256:"); !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
+	if _, err := v1.NewHash(want); err != nil {
 		return badImage("the image's annotation %s is no digest: %.100q", treeDigest, want)
 	}
 	dirs := make([]string, len(ids))

@@ -11,10 +11,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sys/unix"
-
-	"github.com/google/go-containerregistry/pkg/name"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/rootfs"
@@ -25,11 +22,7 @@ import (
 // access, removed files, replaced directories, setuid files, long names and ones that are no UTF-8, FIFOs.
 func (w *world) scrambled(t *testing.T, template string, seed uint64) (layer string, shown []string) {
 	t.Helper()
-	id := newID()
-	p, err := w.store.Plan(t.Context(), rootfs.Request{ID: id, Template: template, Profile: "standard", DiskBytes: 64 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := w.plan(t, template)
 	dir := mountPlan(t, p)
 	for n, at := range []string{dir + "/app", dir + "/etc", dir} {
 		s := scramble.New(at, seed, uint64(n))
@@ -43,15 +36,12 @@ func (w *world) scrambled(t *testing.T, template string, seed uint64) (layer str
 	if err := syscall.Unmount(dir, 0); err != nil { // overlayfs shows names of one file that was copied up as two
 		t.Fatal(err)
 	}
-	still := func() error { return nil }
-	l, err := w.store.Commit(t.Context(), id, p, still, still)
+	layer = w.commit(t, p)
+	p, err := w.store.Plan(t.Context(), rootfs.Request{ID: newID(), Layer: layer, DiskBytes: 32 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p, err = w.store.Plan(t.Context(), rootfs.Request{ID: newID(), Layer: l.ID, DiskBytes: 32 << 20}); err != nil {
-		t.Fatal(err)
-	}
-	return l.ID, scan(t, mountPlan(t, p))
+	return layer, scan(t, mountPlan(t, p))
 }
 
 // TestSoakTreeDigest: random trees go out, come in on another server, go out from there, and come in again: the
@@ -75,17 +65,8 @@ func TestSoakTreeDigest(t *testing.T) {
 			t.Fatalf("seed %d: %s", seed, err)
 		}
 		// What came in goes out, with a commit on it that changes nothing.
-		id := newID()
-		p, err := other.store.Plan(t.Context(), rootfs.Request{ID: id, Template: "odd", Profile: "standard", DiskBytes: 32 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
-		still := func() error { return nil }
-		l, err := other.store.Commit(t.Context(), id, p, still, still)
-		if err != nil {
-			t.Fatal(err)
-		}
-		again, e2 := export(t, other, Source{Layer: l.ID}, ExportOptions{Name: "odd"})
+		changed := other.commit(t, other.plan(t, "odd"))
+		again, e2 := export(t, other, Source{Layer: changed}, ExportOptions{Name: "odd"})
 		if e2.Tree != e.Tree || e2.Layers != e.Layers+1 {
 			t.Fatalf("seed %d: %+v went out, and then %+v", seed, e, e2)
 		}
@@ -127,14 +108,7 @@ func TestTreeDigestRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tag, err := name.NewTag(h.host() + "/worked:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := remote.Image(tag, remote.WithTransport(h.Client().Transport))
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := h.image(t, "worked:1")
 	with := func(base v1.Image, tree string) v1.Image {
 		out, ok := mutate.Annotations(base, map[string]string{treeDigest: tree}).(v1.Image)
 		if !ok {
@@ -177,21 +151,13 @@ func TestSocketsStayBehind(t *testing.T) {
 	h.push(t, "app", app(t))
 	w := newWorld(t, trusting(h))
 	w.mustPull(t, h.host()+"/app", PullOptions{Name: "app"})
-	id := newID()
-	p, err := w.store.Plan(t.Context(), rootfs.Request{ID: id, Template: "app", Profile: "standard", DiskBytes: 32 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := w.plan(t, "app")
 	if err := unix.Mknod(filepath.Join(p.Upper, "socket"), unix.S_IFSOCK|0o666, 0); err != nil {
 		t.Fatal(err)
 	}
-	still := func() error { return nil }
-	l, err := w.store.Commit(t.Context(), id, p, still, still)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, e := export(t, w, Source{Layer: l.ID}, ExportOptions{Name: "odd"})
-	if d, err := w.store.Digest(t.Context(), l.ID); err != nil || d.Text == e.Tree {
+	layer := w.commit(t, p)
+	data, e := export(t, w, Source{Layer: layer}, ExportOptions{Name: "odd"})
+	if d, err := w.store.Digest(t.Context(), layer); err != nil || d.Text == e.Tree {
 		t.Errorf("the commit, which has one, has the image's digest: %s, %v", d.Text, err)
 	}
 	if _, err := newWorld(t).Import(t.Context(), bytes.NewReader(data), "", quiet); err != nil {

@@ -58,6 +58,15 @@ func TestTemplateNetwork(t *testing.T) {
 	if got := rulesOf(s.create(Principal{ID: "sandbox:" + before.ID, Sandbox: before.ID}, Spec{})); got != nil {
 		t.Errorf("a child of one without network: %q", got)
 	}
+	// What a child sends would go past its parent's own proxy. The twin: a parent without one.
+	for proxy, refused := range map[string]bool{"81.2.69.2:1080": true, "": false} {
+		net := &Network{Rules: []NetworkRule{"allow a.test"}, Proxy: proxy}
+		parent := s.create(alice, Spec{Network: net})
+		p := Principal{ID: "sandbox:" + parent.ID, Sandbox: parent.ID}
+		if _, err := s.Create(ctx, p, Spec{Network: &Network{Rules: net.Rules}}, CreateOptions{}); (err != nil) != refused || refused && !errs.Is(err, errs.PermissionDenied) {
+			t.Errorf("a child of one with proxy %q: %v", proxy, err)
+		}
+	}
 	// A fork has what its parent has; who starts from its commit gets the default of the template below.
 	for id, want := range map[string][]NetworkRule{before.ID: nil, first.ID: want} {
 		c, forks, err := s.Fork(ctx, alice, id, ForkOptions{Count: 1})

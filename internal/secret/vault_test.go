@@ -604,6 +604,38 @@ func forms(raw []byte) []string {
 	return []string{string(raw), strings.Trim(string(quoted), `"`), strings.Trim(string(b64), `"=`), fmt.Sprintf("%x", raw)}
 }
 
+// A sandbox's proxy goes with its transforms: to forks of whoever set it, over a restart, and nowhere else.
+func TestSandboxProxies(t *testing.T) {
+	dir := t.TempDir()
+	v := openVault(t, dir, testKey(1))
+	word := canary()
+	proxyOf := func(id string) string { return string(v.ProxyOf(id).Reveal()) }
+	if err := v.SetTransforms(t.Context(), user, "box1", nil, NewValue([]byte(word))); err != nil {
+		t.Fatal(err)
+	}
+	for to, by := range map[string]Caller{"fork": user, "admins": admin, "theirs": other} {
+		if err := v.CopyTransforms(t.Context(), by, "box1", to); err != nil {
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+	if proxyOf("box1") != word || proxyOf("fork") != word || proxyOf("admins") != word || proxyOf("theirs") != "" {
+		t.Errorf("box1 %q, fork %q, admins %q, theirs %q", proxyOf("box1"), proxyOf("fork"), proxyOf("admins"), proxyOf("theirs"))
+	}
+	if g := v.Grants(t.Context(), box("box1", user.ID)); len(g) != 0 {
+		t.Errorf("it is put on requests: %+v", g)
+	}
+	if all, err := v.List(admin); err != nil || len(all) != 0 {
+		t.Errorf("it is listed: %v, %v", all, err)
+	}
+	if err := v.SetTransforms(t.Context(), user, "box1", nil, Value{}); err != nil || proxyOf("box1") != "" || proxyOf("fork") != word {
+		t.Errorf("removed: %v; box1 %q, fork %q", err, proxyOf("box1"), proxyOf("fork"))
+	}
+	_ = v.db.Close()
+	if v = openVault(t, dir, testKey(1)); proxyOf("fork") != word || proxyOf("box1") != "" {
+		t.Errorf("after a restart: fork %q, box1 %q", proxyOf("fork"), proxyOf("box1"))
+	}
+}
+
 func TestTransforms(t *testing.T) {
 	dir := t.TempDir()
 	v := openVault(t, dir, testKey(1))

@@ -81,8 +81,8 @@ type Config struct {
 	Nameservers []string
 	// NetworkSets is the directory of named sets of network rules; DefaultNetworkSets.
 	NetworkSets string
-	// ProxyURL is the HTTP proxy through which sandboxes' connections leave, http://HOST:PORT or https://HOST:PORT;
-	// "": none. Its credentials are USER:PASSWORD in the file ProxyCredentials, or the value of the server's secret
+	// ProxyURL is the proxy through which sandboxes' connections leave, http://HOST:PORT, https://HOST:PORT or
+	// socks5://HOST:PORT; "": none. Its credentials are USER:PASSWORD in the file ProxyCredentials, or the value of the server's secret
 	// ProxySecret. NoProxy are targets that go past it. ProxyNames lets it look names up.
 	ProxyURL, ProxyCredentials, ProxySecret string
 	NoProxy                                 []string

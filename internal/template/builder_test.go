@@ -2,6 +2,8 @@ package template
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -345,5 +347,47 @@ USER user
 	}
 	if i := b.Image; i.Labels["who"] != "a b" || len(i.Exposed) != 2 || len(i.Cmd) != 1 || len(i.Volumes) != 1 || i.Healthcheck.StartInterval != time.Second || i.User != "user" {
 		t.Errorf("the image is %+v", i)
+	}
+}
+
+// The credentials of a request are for the registry of the image that it begins with: not for one that stands in its
+// place, and they print themselves nowhere.
+func TestCredentialsOfOneImage(t *testing.T) {
+	type pulled struct {
+		ref  string
+		auth Credentials
+	}
+	asked := make(chan pulled, 1)
+	s := newWorld(t).serve(func(c *Config) {
+		c.Aliases = map[string]string{"private.test/moved:1": "elsewhere.test/app:1"}
+		c.Images = func(_ context.Context, _ sandbox.Principal, ref string, auth Credentials, _ func(string)) (sandbox.Commit, error) {
+			asked <- pulled{ref, auth}
+			return sandbox.Commit{}, errs.New(errs.NotFound, "there is no %s", ref)
+		}
+	})
+	auth := Credentials{User: "robot", Password: "not-4-everybody"}
+	for from, want := range map[string]pulled{
+		"private.test/app:1":   {"private.test/app:1", auth},
+		"private.test/moved:1": {"elsewhere.test/app:1", Credentials{}},
+	} {
+		b := s.build(alice, Request{Name: "web", From: from, FromAuth: auth})
+		if got := <-asked; got != want {
+			t.Errorf("%s: asked for %s, the right credentials: %v", from, got.ref, got.auth == want.auth)
+		}
+		if text := fmt.Sprintf("%v %+v %#v", b, b, b) + s.logText(alice, b.ID); strings.Contains(text, auth.Password) {
+			t.Errorf("%s: the build tells the password", from)
+		}
+	}
+	text, err := json.Marshal(auth)
+	if err != nil || strings.Contains(fmt.Sprintf("%s %v %+v %#v", text, auth, auth, auth), auth.Password) {
+		t.Errorf("they print themselves: %s, %v", text, err)
+	}
+	for what, r := range map[string]Request{
+		"a Dockerfile": {Name: "web", FromAuth: auth, Dockerfile: &Dockerfile{Text: "FROM private.test/app:1\n"}},
+		"nothing":      {Name: "web", FromAuth: auth},
+	} {
+		if _, err := s.Start(t.Context(), alice, r); !errs.Is(err, errs.InvalidArgument) {
+			t.Errorf("of %s: %v", what, err)
+		}
 	}
 }

@@ -31,7 +31,7 @@ type execution struct {
 	step string
 	// done are the states of stages that are done.
 	done map[*stage]*state
-	// bottoms are what stages stand on at last, and begun that of the stage that is under way.
+	// bottoms are what stages stand on at last, and begun that of the result.
 	bottoms map[*stage]*state
 	begun   *state
 	// forced says that a step was forced, so that those after it run, too.
@@ -61,16 +61,13 @@ func (x *execution) sayEnd(build Build, err error) {
 // build runs the plan.
 func (x *execution) build(ctx context.Context) error {
 	x.done, x.bottoms = map[*stage]*state{}, map[*stage]*state{}
-	var last *state
-	for _, st := range x.todo.stages {
-		if err := x.stages(ctx, []*stage{st}); err != nil {
-			return err
-		}
-		last = x.done[st]
-		x.begun = x.bottoms[st]
+	if err := x.stages(ctx, x.todo.stages); err != nil {
+		return err
 	}
+	last := x.todo.stages[len(x.todo.stages)-1]
+	x.begun = x.bottoms[last]
 	x.step = StepFinalize
-	return x.finalize(ctx, last)
+	return x.finalize(ctx, x.done[last])
 }
 
 // stage runs the steps of a stage.

@@ -79,12 +79,12 @@ func (x *execution) stages(ctx context.Context, list []*stage) error {
 		if x.done[st] != nil {
 			continue
 		}
-		step, begun := x.step, x.begun
+		step := x.step
 		s, err := x.stage(ctx, st)
 		if err != nil {
 			return err
 		}
-		x.done[st], x.step, x.begun = s, step, begun
+		x.done[st], x.step = s, step
 	}
 	return nil
 }

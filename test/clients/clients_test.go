@@ -3,6 +3,8 @@ package clients
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -73,22 +75,7 @@ func start(t *testing.T) *play {
 
 // echo serves TCP that sends back what it gets.
 func (p *play) echo(addr string) {
-	l := p.World.Listen(addr)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				buf := make([]byte, 64)
-				for n, err := c.Read(buf); err == nil; n, err = c.Read(buf) {
-					_, _ = c.Write(buf[:n])
-				}
-				_ = c.Close()
-			}()
-		}
-	}()
+	p.World.Serve(addr, func(c net.Conn) { _, _ = io.Copy(c, c) })
 }
 
 // upload puts a program into the sandbox's home directory.

@@ -31,8 +31,12 @@ func TestE2BProxy(t *testing.T) {
 	s.World.Name("inside.test", world.Private)
 	socks := s.World.SOCKS(ownProxy, "me:"+ownProxyWord)
 	s.Secret("plain", "plain-value-wX7wX7", &client.SecretBinding{Hosts: []string{keyed + ":80", keyed}, Scheme: "bearer", Env: "KEY", Plain: true})
+	admin, err := os.ReadFile(s.Dir + "/k/admin.key")
+	if err != nil {
+		t.Fatal(err)
+	}
 	url, key := listening(t, s), e2bKey(t, s)
-	call := func(method, path, body string, status int) string {
+	callAs := func(key, method, path, body string, status int) string {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
 		if err != nil {
@@ -51,8 +55,15 @@ func TestE2BProxy(t *testing.T) {
 		}
 		return string(b)
 	}
+	call := func(method, path, body string, status int) string {
+		t.Helper()
+		return callAs(key, method, path, body, status)
+	}
 	for _, bad := range []string{`{"address":"inside.test:1080"}`, `{"address":"10.1.2.3:1080"}`, `{"address":"nobody.test:1080"}`, `{"address":"proxy.test"}x`, `{"address":"proxy.test:0"}`, `{"address":"proxy.test:1080","password":"x"}`} {
 		call("POST", "/v2/sandboxes", `{"templateID":"host","network":{"egressProxy":`+bad+`}}`, 400)
+	}
+	for _, private := range []string{"inside.test:1080", "10.1.2.3:1080"} { // the twin: an administrator may name it
+		callAs(strings.TrimSpace(string(admin)), "POST", "/v2/sandboxes", `{"templateID":"host","network":{"egressProxy":{"address":"`+private+`"}}}`, 201)
 	}
 	proxy := func(word string) string {
 		return fmt.Sprintf(`{"address":"proxy.test:1080","username":"me","password":%q}`, word)
@@ -81,7 +92,7 @@ func TestE2BProxy(t *testing.T) {
 		}
 	}
 	info := call("GET", "/sandboxes/"+box, "", 200)
-	if !strings.Contains(info, `"egressProxy":{"address":"proxy.test:1080","username":"me"}`) {
+	if !strings.Contains(info, `"egressProxy":{"address":"proxy.test:1080","username":"me"}`) || strings.Contains(info, ownProxyWord) {
 		t.Errorf("shown: %s", info)
 	}
 	if out, err := s.CLI("", "net", "explain", box, "https://"+keyed+"/x"); err != nil || !strings.Contains(out, "proxy.test:1080") {
@@ -111,9 +122,22 @@ func TestE2BProxy(t *testing.T) {
 	hiddenWord(t, s, box)
 }
 
-// hiddenWord fails the test where the password stands in a journal, the server's files, or a process's words.
+// hiddenWord fails the test where the password stands inside the sandbox, in a journal, the server's files, or the
+// gateway's words.
 func hiddenWord(t *testing.T, s *stage.Stage, box string) {
 	t.Helper()
+	inside := func(word string) bool {
+		// What looks for it does not hold it.
+		out := s.Sh(box, `env; set; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n'; cat /proc/self/mountinfo
+			grep -rIoh '[`+word[:1]+`]`+word[1:]+`' / --exclude-dir=proc --exclude-dir=sys --exclude-dir=usr 2>/dev/null; true`)
+		return strings.Contains(out, word)
+	}
+	if inside(ownProxyWord) {
+		t.Error("the password is inside")
+	}
+	if s.Sh(box, `printf 'planted-%s' word-kQ4 >/tmp/planted`); !inside("planted-word-kQ4") {
+		t.Error("twin: the search does not find what is inside")
+	}
 	list, err := s.Journal.Events(t.Context(), box, 0, 1000)
 	if err != nil {
 		t.Fatal(err)
@@ -121,17 +145,16 @@ func hiddenWord(t *testing.T, s *stage.Stage, box string) {
 	if strings.Contains(fmt.Sprint(list), ownProxyWord) {
 		t.Error("the journal holds the password")
 	}
-	for _, path := range []string{s.Dir + "/server.log", s.Dir + "/r/gateway.log", fmt.Sprintf("/proc/%d/cmdline", s.Gateway()), fmt.Sprintf("/proc/%d/environ", s.Gateway())} {
-		if text, _ := os.ReadFile(path); bytes.Contains(text, []byte(ownProxyWord)) {
-			t.Errorf("%s holds the password", path)
+	for _, file := range []string{"cmdline", "environ"} {
+		path := fmt.Sprintf("/proc/%d/%s", s.Gateway(), file)
+		if text, err := os.ReadFile(path); err != nil || bytes.Contains(text, []byte(ownProxyWord)) {
+			t.Errorf("%s holds the password, or can't be read: %v", path, err)
 		}
 	}
-	files, _ := os.ReadDir(s.Dir + "/d")
-	for _, f := range files {
-		if f.Type().IsRegular() && strings.Contains(f.Name(), ".db") {
-			if text, _ := os.ReadFile(s.Dir + "/d/" + f.Name()); bytes.Contains(text, []byte(ownProxyWord)) {
-				t.Errorf("%s holds the password", f.Name())
-			}
-		}
+	if files := s.Holding(ownProxyWord); len(files) > 0 {
+		t.Errorf("the password is in %v", files)
+	}
+	if len(s.Holding("proxy.test:1080")) == 0 {
+		t.Error("twin: the search does not find the proxy's address either")
 	}
 }

@@ -1,10 +1,6 @@
 package clients
 
 import (
-	"archive/zip"
-	"bytes"
-	"crypto/sha256"
-	"encoding/base64"
 	"fmt"
 	"net/http"
 	"os"
@@ -34,45 +30,7 @@ func (s *shelf) offer(t *testing.T, name, version, text, requires string, keep b
 			delete(s.wheels, file)
 		}
 	}
-	s.wheels[dist+"-py3-none-any.whl"] = wheel(t, name, version, text, requires)
-}
-
-// wheel makes a package of one module.
-func wheel(t *testing.T, name, version, text, requires string) []byte {
-	t.Helper()
-	module := strings.ReplaceAll(name, "-", "_")
-	info := module + "-" + version + ".dist-info/"
-	meta := "Metadata-Version: 2.1\nName: " + name + "\nVersion: " + version + "\n"
-	if requires != "" {
-		meta += "Requires-Dist: " + requires + "\n"
-	}
-	var packed bytes.Buffer
-	z := zip.NewWriter(&packed)
-	record := ""
-	for _, f := range [][2]string{
-		{module + ".py", text},
-		{info + "METADATA", meta},
-		{info + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
-		{info + "RECORD", ""},
-	} {
-		sum := sha256.Sum256([]byte(f[1]))
-		if f[0] != info+"RECORD" {
-			record += fmt.Sprintf("%s,sha256=%s,%d\n", f[0], base64.RawURLEncoding.EncodeToString(sum[:]), len(f[1]))
-		} else {
-			f[1] = record + info + "RECORD,,\n"
-		}
-		w, err := z.Create(f[0])
-		if err == nil {
-			_, err = w.Write([]byte(f[1]))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return packed.Bytes()
+	s.wheels[dist+"-py3-none-any.whl"] = stage.Wheel(t, name, version, text, requires)
 }
 
 // ServeHTTP implements http.Handler: PEP 503.

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -184,26 +185,7 @@ func (p *place) web(names ...string) *world.Log {
 	return &seen
 }
 
-// echo serves TCP that sends back what it gets, and returns a channel of the connections' ends.
+// echo serves TCP that sends back what it gets.
 func (p *place) echo(addr string) {
-	l := p.w.Listen(addr)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func(c net.Conn) {
-				buf := make([]byte, 4096)
-				for {
-					n, err := c.Read(buf)
-					if err != nil {
-						_ = c.Close()
-						return
-					}
-					_, _ = c.Write(buf[:n])
-				}
-			}(c)
-		}
-	}()
+	p.w.Serve(addr, func(c net.Conn) { _, _ = io.Copy(c, c) })
 }

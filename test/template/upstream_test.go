@@ -2,7 +2,6 @@ package template
 
 import (
 	"archive/tar"
-	"archive/zip"
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
@@ -19,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"casemate.dev/test/stage"
 )
 
 // upstream is a web server whose files a test changes.
@@ -113,11 +114,11 @@ func index(t *testing.T, releases ...release) map[string][]byte {
 	links := map[string]string{}
 	add := func(name, version, requires, text string) {
 		file := name + "-" + version + "-py3-none-any.whl"
-		data := wheel(t, name, version, requires, text)
+		data := stage.Wheel(t, name, version, fmt.Sprintf("text = %q\n", text), requires)
 		files["files/"+file] = data
 		links[name] += fmt.Sprintf("<a href=\"/files/%s#sha256=%x\">%s</a>\n", file, sha256.Sum256(data), file)
 	}
-	add("top", "1.0", "Requires-Dist: demo\n", "top")
+	add("top", "1.0", "demo", "top")
 	for _, r := range releases {
 		add("demo", r.version, "", r.text)
 	}
@@ -125,38 +126,6 @@ func index(t *testing.T, releases ...release) map[string][]byte {
 		files["simple/"+name+"/"] = []byte("<!DOCTYPE html><html><body>" + list + "</body></html>")
 	}
 	return files
-}
-
-func wheel(t *testing.T, name, version, requires, text string) []byte {
-	t.Helper()
-	info := name + "-" + version + ".dist-info/"
-	files := [][2]string{
-		{name + ".py", fmt.Sprintf("text = %q\n", text)},
-		{info + "METADATA", fmt.Sprintf("Metadata-Version: 2.1\nName: %s\nVersion: %s\n%s", name, version, requires)},
-		{info + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
-	}
-	record := ""
-	var out bytes.Buffer
-	w := zip.NewWriter(&out)
-	for i := 0; i <= len(files); i++ {
-		f := [2]string{info + "RECORD", record + info + "RECORD,,\n"}
-		if i < len(files) {
-			f = files[i]
-			sum := sha256.Sum256([]byte(f[1]))
-			record += fmt.Sprintf("%s,sha256=%s,%d\n", f[0], base64.RawURLEncoding.EncodeToString(sum[:]), len(f[1]))
-		}
-		z, err := w.Create(f[0])
-		if err == nil {
-			_, err = z.Write([]byte(f[1]))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
 }
 
 // registry offers the package "demo" as an npm registry.

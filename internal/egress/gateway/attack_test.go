@@ -47,17 +47,10 @@ func (b *box) refusedAt(network, addr string) {
 
 func echoServer(w *world.World, addr string) *atomic.Int64 {
 	var n atomic.Int64
-	l := w.Listen(addr)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			n.Add(1)
-			go func() { _, _ = io.Copy(c, c); _ = c.Close() }()
-		}
-	}()
+	w.Serve(addr, func(c net.Conn) {
+		n.Add(1)
+		_, _ = io.Copy(c, c)
+	})
 	return &n
 }
 
@@ -619,24 +612,13 @@ func digest(r io.Reader) string {
 // Connections whose sandbox does not read hold what the stack's budget allows, and nothing beside.
 func TestUnreadIsBounded(t *testing.T) {
 	w := world.New(t)
-	l := w.Listen(world.Web + ":7000")
 	begin := make(chan struct{})
 	piece := make([]byte, 256<<10) // one for all: what is measured is the gateway
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				<-begin
-				for err == nil {
-					_, err = c.Write(piece)
-				}
-				_ = c.Close()
-			}()
+	w.Serve(world.Web+":7000", func(c net.Conn) {
+		<-begin
+		for _, err := c.Write(piece); err == nil; _, err = c.Write(piece) {
 		}
-	}()
+	})
 	g := newGateway(t, nil)
 	b := newBox(t, g, "one", policyOf(t, "allow "+world.Web+":7000"))
 	const n = 400

@@ -374,23 +374,14 @@ func TestProxyTLS(t *testing.T) {
 	w := world.New(t)
 	w.Name("proxy.test", "81.2.69.2")
 	w.Name("secure.test", world.Web)
-	l := w.Listen(world.Web + ":443")
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				s := tls.Server(c, w.TLS("secure.test"))
-				all, err := io.ReadAll(s)
-				if err == nil {
-					_, _ = s.Write(all)
-				}
-				_ = s.Close()
-			}()
+	w.Serve(world.Web+":443", func(c net.Conn) {
+		s := tls.Server(c, w.TLS("secure.test"))
+		all, err := io.ReadAll(s)
+		if err == nil {
+			_, _ = s.Write(all)
 		}
-	}()
+		_ = s.Close()
+	})
 	w.Proxy(theProxy, "", "proxy.test")
 	g := newGateway(t, nil)
 	b := newBox(t, g, "one", policyOf(t, "allow secure.test"))

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,17 +44,7 @@ func TestOwnProxy(t *testing.T) {
 	w.Name("denied.test", world.Web)
 	socks := w.SOCKS(ownProxyAddr, "me:hunter-seven")
 	seen := comers(w, t, world.Web+":80")
-	l := w.Listen(world.Other + ":22")
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(c, "SSH-2.0-x\r\n")
-			_ = c.Close()
-		}
-	}()
+	w.Serve(world.Other+":22", func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-x\r\n") })
 	g := newGateway(t, nil)
 	rulesOf := policyOf(t, "allow a.test", "allow only-there.test", "allow "+world.Web)
 	b := newBox(t, g, "one", byOwn(t, rulesOf, ownProxyAddr, "me", "hunter-seven", false))
@@ -111,15 +102,19 @@ func TestOwnProxySpecial(t *testing.T) {
 	comers(w, t, world.Web+":80")
 	g := newGateway(t, nil)
 	rulesOf := policyOf(t, "allow a.test")
-	b := newBox(t, g, "one", byOwn(t, rulesOf, world.Private+":1080", "", "", false))
-	if got := b.get("http://a.test/"); got != "error" || len(socks.Seen.All()) > 0 {
-		t.Errorf("%q, asked for %v", got, socks.Seen.All())
-	}
-	if err := g.Configure("one", byOwn(t, rulesOf, world.Private+":1080", "", "", true)); err != nil {
-		t.Fatal(err)
-	}
-	if got := b.get("http://a.test/"); got != "hello" {
-		t.Errorf("twin: %q", got)
+	w.Name("moved.test", world.Private) // since it was named
+	b := newBox(t, g, "one", rulesOf)
+	for _, address := range []string{world.Private + ":1080", "moved.test:1080"} {
+		before := len(socks.Seen.All())
+		for _, special := range []bool{false, true} {
+			if err := g.Configure("one", byOwn(t, rulesOf, address, "", "", special)); err != nil {
+				t.Fatal(err)
+			}
+			got, asked := b.get("http://a.test/"), len(socks.Seen.All()) > before
+			if (got == "hello") != special || asked != special { // the administrator's is the twin
+				t.Errorf("%s, named by an administrator %v: %q, asked %v", address, special, got, asked)
+			}
+		}
 	}
 }
 

@@ -99,10 +99,15 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	defer func() { _ = in.Close() }()
 	_, _ = io.WriteString(in, "HTTP/1.1 200 Connection established\r\n\r\n")
+	join(in, buf, up)
+}
+
+// join passes on what comes from in, which is read by from, to up, and the other way round, until both have ended.
+func join(in net.Conn, from io.Reader, up net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = io.Copy(up, buf)
+		_, _ = io.Copy(up, from)
 		_ = up.(*net.TCPConn).CloseWrite()
 	}()
 	_, _ = io.Copy(in, up)

@@ -7,44 +7,23 @@ import (
 	"io"
 	"net"
 	"strconv"
-	"sync"
+	"strings"
 )
 
 // SOCKS is a SOCKS5 proxy in the world (RFC 1928), which looks names up itself.
 type SOCKS struct {
-	w *World
+	w           *World
+	credentials string
 	// Seen holds the targets that it was asked for, as host:port.
 	Seen Log
-
-	mu          sync.Mutex // guards the field below
-	credentials string
 }
 
 // SOCKS serves a SOCKS5 proxy on addr in the world, which asks for credentials, USER:PASSWORD, where they are not "".
 func (w *World) SOCKS(addr, credentials string) *SOCKS {
 	w.t.Helper()
 	s := &SOCKS{w: w, credentials: credentials}
-	l := w.Listen(addr)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				s.serve(c)
-				_ = c.Close()
-			}()
-		}
-	}()
+	w.Serve(addr, s.serve)
 	return s
-}
-
-// Change makes it ask for other credentials from now on.
-func (s *SOCKS) Change(credentials string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.credentials = credentials
 }
 
 func (s *SOCKS) serve(c net.Conn) {
@@ -67,15 +46,7 @@ func (s *SOCKS) serve(c net.Conn) {
 	}
 	defer func() { _ = up.Close() }()
 	_, _ = c.Write([]byte{5, 0, 0, 1, 0, 0, 0, 0, 0, 0})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = io.Copy(up, c)
-		_ = up.(*net.TCPConn).CloseWrite()
-	}()
-	_, _ = io.Copy(c, up)
-	_ = c.(*net.TCPConn).CloseWrite()
-	<-done
+	join(c, c, up)
 }
 
 // greet speaks until the client has said where it wants to go.
@@ -90,21 +61,18 @@ func (s *SOCKS) greet(c net.Conn) (target string, err error) {
 	sized := func() string { return string(read(int(read(1)[0]))) }
 	read(1)
 	methods := sized()
-	s.mu.Lock()
-	credentials := s.credentials
-	s.mu.Unlock()
 	method := byte(0)
-	if credentials != "" {
+	if s.credentials != "" {
 		method = 2
 	}
-	if err != nil || !containsByte(methods, method) {
+	if err != nil || strings.IndexByte(methods, method) < 0 {
 		_, _ = c.Write([]byte{5, 0xff})
 		return "", errors.New("no method that both know")
 	}
 	_, _ = c.Write([]byte{5, method})
 	if method != 0 {
 		read(1)
-		if shown := sized() + ":" + sized(); shown != credentials {
+		if shown := sized() + ":" + sized(); shown != s.credentials {
 			_, _ = c.Write([]byte{1, 1})
 			return "", errors.New("other credentials")
 		}
@@ -121,13 +89,4 @@ func (s *SOCKS) greet(c net.Conn) (target string, err error) {
 	}
 	port := binary.BigEndian.Uint16(read(2))
 	return net.JoinHostPort(host, strconv.Itoa(int(port))), err
-}
-
-func containsByte(s string, b byte) bool {
-	for i := range len(s) {
-		if s[i] == b {
-			return true
-		}
-	}
-	return false
 }

@@ -106,6 +106,24 @@ func (w *World) Listen(addr string) net.Listener {
 	return l
 }
 
+// Serve gives each connection to addr in the world to f, in a goroutine of its own, and closes it when f returns.
+func (w *World) Serve(addr string, f func(net.Conn)) {
+	w.t.Helper()
+	l := w.Listen(addr)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = c.Close() }()
+				f(c)
+			}()
+		}
+	}()
+}
+
 // ListenUDP opens a server's socket for UDP in the world.
 func (w *World) ListenUDP(addr string) net.PacketConn {
 	w.t.Helper()
