@@ -57,9 +57,6 @@ func (i Info) IsDevice() bool {
 // IsSocket reports whether it is a socket.
 func (i Info) IsSocket() bool { return i.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
-// IsFifo reports whether it is a FIFO.
-func (i Info) IsFifo() bool { return i.Mode&unix.S_IFMT == unix.S_IFIFO }
-
 // Perm returns the permission bits, with setuid, setgid and sticky.
 func (i Info) Perm() uint32 { return i.Mode & 0o7777 }
 
