@@ -148,3 +148,61 @@ func TestOwnProxyChange(t *testing.T) {
 	}
 	speak(t, c, "through the proxy")
 }
+
+// The host's proxy may speak SOCKS5: it is asked for the address that was judged, or for the name where it looks names
+// up, and one that does not take the credentials is not gone around.
+func TestHostSOCKS(t *testing.T) {
+	w := world.New(t)
+	w.Name("a.test", world.Web)
+	socks := w.SOCKS(theProxy, "me:hunter-seven")
+	seen := comers(w, t, world.Web+":80")
+	g := newGateway(t, nil)
+	b := newBox(t, g, "one", policyOf(t, "allow a.test"))
+	for _, c := range []struct {
+		byName bool
+		asked  string
+	}{{false, world.Web + ":80"}, {true, "a.test:80"}} {
+		for _, credentials := range []string{"me:hunter-eight", "me:hunter-seven"} {
+			before, asked := len(seen.All()), len(socks.Seen.All())
+			through(t, g, func(p *proxy.Proxy) {
+				p.SOCKS, p.ByName, p.Credentials = true, c.byName, egress.Private(credentials)
+			})
+			got := b.get("http://a.test/")
+			if credentials != "me:hunter-seven" {
+				if got != "error" || len(seen.All()) != before || strings.Contains(b.reason(rules.Unreachable), "hunter") {
+					t.Errorf("with wrong credentials: %q, because %s; %v", got, b.reason(rules.Unreachable), seen.All()[before:])
+				}
+				continue
+			}
+			if got != "hello" || strings.HasPrefix(seen.All()[before], hostAddr+" ") {
+				t.Errorf("through the proxy: %q, %v", got, seen.All()[before:])
+			}
+			wantAll(t, "the proxy was asked for", socks.Seen.All()[asked:], c.asked)
+		}
+	}
+	g.SetProxy(nil) // the twin
+	if got := b.get("http://a.test/"); got != "hello" || !strings.HasPrefix(seen.All()[len(seen.All())-1], hostAddr+" ") {
+		t.Errorf("directly: %q, %v", got, seen.All())
+	}
+}
+
+// What leads to a sandbox's own proxy goes through the host's, and nowhere where that does not let it.
+func TestOwnProxyBehindTheHosts(t *testing.T) {
+	w := world.New(t)
+	w.Name("a.test", world.Web)
+	corp := w.Proxy(theProxy, "")
+	socks := w.SOCKS(ownProxyAddr, "")
+	comers(w, t, world.Web+":80")
+	g := newGateway(t, nil)
+	through(t, g, nil)
+	b := newBox(t, g, "one", byOwn(t, policyOf(t, "allow a.test"), ownProxyAddr, "", "", false))
+	if got := b.get("http://a.test/"); got != "hello" {
+		t.Errorf("through both: %q", got)
+	}
+	wantAll(t, "the host's proxy was asked for", corp.Seen.All(), ownProxyAddr)
+	wantAll(t, "the sandbox's was asked for", socks.Seen.All(), "a.test:80")
+	corp.Change("somebody:else")
+	if got := b.get("http://a.test/"); got != "error" || len(socks.Seen.All()) != 1 {
+		t.Errorf("past the host's: %q, %v", got, socks.Seen.All())
+	}
+}
