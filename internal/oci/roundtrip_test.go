@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -316,5 +317,21 @@ func TestImportRefused(t *testing.T) {
 	}
 	if all, err := w.store.Templates(t.Context()); err != nil || len(all) != 3 {
 		t.Errorf("templates: %v, %v", all, err)
+	}
+}
+
+// TestSettingsGoRoundTrip: what an image says of the processes in it comes in and goes out.
+func TestSettingsGoRoundTrip(t *testing.T) {
+	want := v1.Config{
+		Env: []string{"A=b"}, User: "5:6", WorkingDir: "/w", Entrypoint: []string{"run"}, Cmd: []string{"x"}, Labels: map[string]string{"l": "v"},
+		ExposedPorts: map[string]struct{}{"80/tcp": {}}, Volumes: map[string]struct{}{"/v": {}}, Shell: []string{"sh"}, StopSignal: "INT",
+		OnBuild:     []string{"RUN true"},
+		Healthcheck: &v1.HealthConfig{Test: []string{"CMD", "true"}, Interval: 1, Timeout: 2, StartPeriod: 3, Retries: 4},
+	}
+	if d := cmp.Diff(want, configOf(settingsOf(want))); d != "" {
+		t.Error(d)
+	}
+	if got := configOf(settingsOf(v1.Config{})); got.Healthcheck != nil {
+		t.Errorf("an image without a check has %+v", got.Healthcheck)
 	}
 }
