@@ -150,17 +150,26 @@ func (a *app) saveArchive(in io.Reader, path string, bar *progress) (int64, erro
 	if path == "-" {
 		return io.Copy(a.stdout, shown)
 	}
+	var n int64
+	err := saveWhole(path, 0o644, func(f io.Writer) (err error) {
+		n, err = io.Copy(f, shown)
+		return err
+	})
+	return n, err
+}
+
+// saveWhole writes a file, which is there whole or not at all.
+func saveWhole(path string, mode os.FileMode, write func(io.Writer) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = os.Remove(f.Name()) }() // nothing, once it has its name
-	n, err := io.Copy(f, shown)
-	if err == nil {
-		err = f.Chmod(0o644)
+	if err = write(f); err == nil {
+		err = f.Chmod(mode)
 	}
 	if err := errors.Join(err, f.Close()); err != nil {
-		return n, err
+		return err
 	}
-	return n, os.Rename(f.Name(), path)
+	return os.Rename(f.Name(), path)
 }

@@ -205,8 +205,8 @@ func (a *app) journalExportCmd() *cobra.Command {
 		Use:   "export [flags] SANDBOX",
 		Short: "Export the record of a sandbox with its proofs",
 		Long: `Write the record of a sandbox as a bundle: its events, the content that they speak of, and the proofs that
-the server's log holds them. "casemate verify" checks it offline. Arguments and output of processes may be
-secret: they are in the lines that begin with {"body", which may be taken out of a bundle.
+the server's log holds them. "casemate verify" checks it offline. Arguments of processes may be secret: they
+are in the lines that begin with {"body", which may be taken out of a bundle.
 
 With --head the bundle proves that the log still begins as that checkpoint says; where it does not, the log
 was cut or rewritten, and nothing is exported.
@@ -228,16 +228,7 @@ Exit codes: 0, or 125 when there is no such sandbox or a head does not fit.`,
 			if output == "" {
 				return cannot(c.Journal.Export(ctx, args[0], notes, a.stdout), "export the journal of %s", args[0])
 			}
-			f, err := os.OpenFile(output+".part", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-			if err != nil {
-				return errs.New(errs.InvalidArgument, "cannot write %s: %v", output, unwrapped(err))
-			}
-			err = errors.Join(c.Journal.Export(ctx, args[0], notes, f), f.Close())
-			if err == nil {
-				err = os.Rename(output+".part", output)
-			} else {
-				_ = os.Remove(output + ".part")
-			}
+			err = saveWhole(output, 0o600, func(f io.Writer) error { return c.Journal.Export(ctx, args[0], notes, f) })
 			return cannot(err, "export the journal of %s", args[0])
 		}),
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/journal/tree"
 )
 
 // The files of a journal's key in the keys directory: the private one has mode 0600.
@@ -32,9 +33,6 @@ type Key struct {
 
 // String is the public key: its name, a short hash and the key.
 func (k Key) String() string { return k.public }
-
-// Name is the log's origin.
-func (k Key) Name() string { return k.verifier.Name() }
 
 // parseKey reads a signer's key as note.GenerateKey writes it, PRIVATE+KEY+name+hash+key, where key is the
 // algorithm's number and an Ed25519 seed. The public half follows from that.
@@ -87,19 +85,7 @@ func makeKey(dir, name string) (Key, error) {
 	if err != nil {
 		return Key{}, fmt.Errorf("make the journal's key: %w", err)
 	}
-	path := filepath.Join(dir, KeyFile)
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return Key{}, fmt.Errorf("make the journal's key: %w", err)
-	}
-	_, err = f.WriteString(private + "\n")
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
+	if err := tree.Replace(filepath.Join(dir, KeyFile), []byte(private+"\n")); err != nil {
 		return Key{}, fmt.Errorf("make the journal's key: %w", err)
 	}
 	return LoadKey(dir, name)

@@ -21,8 +21,6 @@ type SignedOptions struct {
 	Dir string
 	// Key signs checkpoints.
 	Key Key
-	// Published is called with each published checkpoint; see tree.Config.
-	Published func(checkpoint []byte)
 	// PublishEvery is tree.Config's.
 	PublishEvery time.Duration
 }
@@ -41,17 +39,31 @@ func OpenSigned(ctx context.Context, db *store.DB, o SignedOptions) (_ *Log, err
 	l.key = o.Key
 	l.tree, err = tree.Open(tree.Config{
 		Dir: filepath.Join(o.Dir, logName), Signer: o.Key.signer, Verifier: o.Key.verifier,
-		Published: o.Published, PublishEvery: o.PublishEvery, Log: l.log,
+		PublishEvery: o.PublishEvery, Log: l.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the journal's log: %w", err)
 	}
+	l.tell(l.tree.Opened())
 	r := recovery{l: l, ctx: ctx, dir: o.Dir}
 	if err := r.run(); err != nil {
 		_ = l.tree.Close() // which publishes, at worst, what is true
 		return nil, fmt.Errorf("recover the journal: %w", err)
 	}
 	return l, nil
+}
+
+// tell logs what an operator should know of how the log was found.
+func (l *Log) tell(found tree.Opened) {
+	if found.OtherKey {
+		l.log.Warn("the journal's last checkpoint is not signed with its key: unless the key was replaced, the log was changed", "entries", found.Size)
+	}
+	if found.Rebuilt {
+		l.log.Warn("the journal's tiles were missing or damaged, and were made of its leaves again", "entries", found.Size)
+	}
+	if found.Torn > 0 {
+		l.log.Info("the end of the journal's log was no whole entry, and was cut off", "bytes", found.Torn)
+	}
 }
 
 // Close puts everything into the log and publishes it; later events are refused. Without proofs there is

@@ -6,8 +6,10 @@ import (
 	"database/sql"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -41,7 +43,10 @@ func openSigned(t testing.TB, dir string) (*Log, *store.DB) {
 	return l, db
 }
 
-func reopen(dir string) (*Log, *store.DB, error) {
+func reopen(dir string) (*Log, *store.DB, error) { return reopenTelling(dir, nil) }
+
+// reopenTelling is reopen with what the journal logs.
+func reopenTelling(dir string, log *slog.Logger) (*Log, *store.DB, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "keys"), 0o700); err != nil {
 		return nil, nil, err
 	}
@@ -54,7 +59,7 @@ func reopen(dir string) (*Log, *store.DB, error) {
 		return nil, nil, err
 	}
 	l, err := OpenSigned(context.Background(), db, SignedOptions{
-		Dir: filepath.Join(dir, "data", "journal"), Key: key, PublishEvery: 20 * time.Millisecond,
+		Options: Options{Log: log}, Dir: filepath.Join(dir, "data", "journal"), Key: key, PublishEvery: 20 * time.Millisecond,
 	})
 	return l, db, err
 }
@@ -176,22 +181,24 @@ func TestACheckpointCoversWhatWasRecordedBefore(t *testing.T) {
 	}
 }
 
-// TestKillLosesNothingAcknowledged kills a recording process with -9, again and again on the same
+// rounds is how often a test repeats what it does: by day, or in the nightly run.
+func rounds(day, night int) int {
+	if os.Getenv("CASEMATE_SOAK") != "" {
+		return night
+	}
+	return day
+}
+
+// TestSoakKillLosesNothingAcknowledged kills a recording process with -9, again and again on the same
 // data, and holds the log against the checkpoints and events that were acknowledged.
-func TestKillLosesNothingAcknowledged(t *testing.T) {
+func TestSoakKillLosesNothingAcknowledged(t *testing.T) {
 	if dir := os.Getenv("JOURNAL_SIGNED_CHILD"); dir != "" {
 		recordSignedForever(dir)
-	}
-	rounds := 4
-	if n := os.Getenv("JOURNAL_KILLS"); n != "" { // the nightly run's
-		if _, err := fmt.Sscan(n, &rounds); err != nil {
-			t.Fatal(err)
-		}
 	}
 	dir := t.TempDir()
 	acknowledged := map[string]uint64{}
 	var heads [][]byte
-	for round := range rounds {
+	for round := range rounds(4, 20) {
 		lines := killAfter(t, dir, 40+rand.IntN(400))
 		for _, l := range lines {
 			var s, head string
@@ -236,7 +243,7 @@ func TestKillLosesNothingAcknowledged(t *testing.T) {
 // killAfter runs a recording child, kills it after it has printed that many lines, and returns all.
 func killAfter(t *testing.T, dir string, count int) []string {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestKillLosesNothingAcknowledged$")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestSoakKillLosesNothingAcknowledged$")
 	cmd.Env = append(os.Environ(), "JOURNAL_SIGNED_CHILD="+dir)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -505,6 +512,33 @@ func TestAnyOrderOfCallsIsInTheLog(t *testing.T) {
 	})
 }
 
+// TestAnotherKeyIsToldOf opens a log again with its key and, which begins another, without it.
+func TestAnotherKeyIsToldOf(t *testing.T) {
+	dir := t.TempDir()
+	openAndClose := func() (told string) {
+		var b strings.Builder
+		l, db, err := reopenTelling(dir, slog.New(slog.NewTextHandler(&b, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(l.Close(), db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	for round := range 2 {
+		if told := openAndClose(); told != "" {
+			t.Errorf("round %d: %s", round, told)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "keys", KeyFile)); err != nil {
+		t.Fatal(err)
+	}
+	if told := openAndClose(); !strings.Contains(told, "is not signed with its key") {
+		t.Errorf("with another key: %q", told)
+	}
+}
+
 func TestKeysAreKept(t *testing.T) {
 	dir := t.TempDir()
 	k, err := LoadKey(dir, "casemate.test/log")
@@ -512,7 +546,7 @@ func TestKeysAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := LoadKey(dir, "another")
-	if err != nil || again.String() != k.String() || again.Name() != "casemate.test/log" {
+	if err != nil || again.String() != k.String() || again.verifier.Name() != "casemate.test/log" {
 		t.Errorf("read again: %s, %v", again, err)
 	}
 	if s := fmt.Sprintf("%v %+v %s", k, k, k); strings.Contains(s, "PRIVATE") {

@@ -220,17 +220,18 @@ type startFacts struct {
 // maxRecorded bounds the arguments that an event carries.
 const maxRecorded = 16 << 10
 
-func askedFacts(s ProcessSpec) startFacts {
-	_, short := recordable(s.Argv)
-	f := startFacts{
-		Cut: short, Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(),
-	}
-	return f
+// asked is the event of a process that was asked for, and of why it did not start, where it did not.
+func asked(t journal.Type, pr *proc, s ProcessSpec, problem string) journal.Event {
+	argv, short := recordable(s.Argv)
+	e := withArgv(event(t, pr.actor, startFacts{
+		Cut: short, Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(), Error: problem,
+	}), journal.Server, argv)
+	e.Sandbox, e.Process = pr.box.id, pr.id
+	return e
 }
 
-// withArgv adds arguments to an event, as what o told of them: they may hold secrets, so they lie beside it.
+// withArgv adds recordable arguments to an event, as what o told of them: they may hold secrets, so they lie beside it.
 func withArgv(e journal.Event, o journal.Observer, argv []string) journal.Event {
-	argv, _ = recordable(argv)
 	text, err := json.Marshal(argv)
 	if err != nil { // which strings give no cause for
 		return e
@@ -255,9 +256,8 @@ func recordable(argv []string) (out []string, short bool) {
 // sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
 func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
 	b := pr.box
-	e := withArgv(event(journal.ProcessStarted, pr.actor, askedFacts(s)), journal.Server, s.Argv).
+	e := asked(journal.ProcessStarted, pr, s, "").
 		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
-	e.Sandbox, e.Process = b.id, pr.id
 	b.mu.Lock()
 	if pr.failed != nil {
 		defer b.mu.Unlock()
@@ -301,11 +301,8 @@ func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) {
 	pr.finishing, pr.failed = true, err
 	delete(b.procs, pr.id)
 	b.mu.Unlock()
-	facts := askedFacts(s)
-	facts.Error, _ = errs.PublicText(err)
-	e := withArgv(event(journal.ProcessFailed, pr.actor, facts), journal.Server, s.Argv)
-	e.Sandbox, e.Process = b.id, pr.id
-	m.journal.Post(e)
+	problem, _ := errs.PublicText(err)
+	m.journal.Post(asked(journal.ProcessFailed, pr, s, problem))
 	pr.answered()
 	close(pr.ended)
 	pr.closeScope()

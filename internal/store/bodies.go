@@ -33,18 +33,6 @@ func (b Body) insert(tx *Tx) error {
 	return tx.exec(addBody, b.Sandbox, int64(b.Seq), b.Name, b.Size, b.Salt, b.Data)
 }
 
-// EraseBody takes a body's content and salt out of the database. What they were written over with lies in
-// their place, so that they do not stay behind in the file.
-func EraseBody(sandbox string, seq uint64, name string) Write {
-	return Func(func(tx *Tx) error {
-		if err := tx.exec(`UPDATE bodies SET salt = zeroblob(length(salt)), data = zeroblob(length(data))
-WHERE sandbox = ? AND seq = ? AND name = ?`, sandbox, int64(seq), name); err != nil {
-			return err
-		}
-		return tx.exec(`DELETE FROM bodies WHERE sandbox = ? AND seq = ? AND name = ?`, sandbox, int64(seq), name)
-	})
-}
-
 // BodiesOf returns the bodies of a sandbox's events with counters from from to to, in order. Of one with
 // more than most bytes the Data is nil.
 func (db *DB) BodiesOf(ctx context.Context, sandbox string, from, to uint64, most int) ([]Body, error) {

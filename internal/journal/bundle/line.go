@@ -2,7 +2,9 @@ package bundle
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,6 +42,24 @@ type Body struct {
 	Name string `json:"name"` // observer and fact, "server.argv"
 	Salt []byte `json:"salt"`
 	Data []byte `json:"data"`
+}
+
+// Ref stands for a body among an event's facts. Its hashes are those of HashBody, in hex.
+type Ref struct {
+	// Body is the hash of the whole; "": the body is empty.
+	Body  string `json:"body,omitempty"`
+	Bytes int64  `json:"bytes"`
+	// Kept is set where only that much of the beginning is kept, and Head is the hash of that.
+	Kept int64  `json:"kept,omitempty"`
+	Head string `json:"head,omitempty"`
+}
+
+// HashBody is the hash that stands in an event for a body: SHA-256 of salt and content, in hex.
+func HashBody(salt, data []byte) string {
+	h := sha256.New()
+	h.Write(salt)
+	h.Write(data)
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // Line is one line of a bundle. One of the first group is set; Leaf goes with Event and Lost, Proof with

@@ -188,17 +188,9 @@ type verifier struct {
 	next    uint64
 	leaves  []int64           // of events
 	astray  bool              // the last event could not be read
-	refs    map[string]bodyOf // of the last event, by name
+	refs    map[string]Ref    // of the last event, by name
 	replays map[string]string // newest verdict, by process
 	started map[string]bool
-}
-
-// bodyOf is what an event says of a body.
-type bodyOf struct {
-	Body  string `json:"body"`
-	Bytes int64  `json:"bytes"`
-	Kept  int64  `json:"kept"`
-	Head  string `json:"head"`
 }
 
 // at is the position of the event that comes next.
@@ -385,12 +377,12 @@ func (v *verifier) note(f fields) {
 	v.refs = nil
 	for observer, members := range f.Facts {
 		for name, m := range members {
-			var b bodyOf
+			var b Ref
 			if len(m) == 0 || m[0] != '{' || json.Unmarshal(m, &b) != nil || len(b.Body) != hex.EncodedLen(sha256.Size) {
 				continue
 			}
 			if v.refs == nil {
-				v.refs = make(map[string]bodyOf)
+				v.refs = make(map[string]Ref)
 			}
 			v.refs[observer+"."+name] = b
 		}
@@ -409,10 +401,7 @@ func (v *verifier) body(b Body) {
 	if ref.Head != "" {
 		want, size = ref.Head, ref.Kept
 	}
-	h := sha256.New()
-	h.Write(b.Salt)
-	h.Write(b.Data)
-	if int64(len(b.Data)) != size || hex.EncodeToString(h.Sum(nil)) != want {
+	if int64(len(b.Data)) != size || HashBody(b.Salt, b.Data) != want {
 		v.r.Integrity.fail(at, "body %q of event %d was changed", b.Name, b.Seq)
 		return
 	}

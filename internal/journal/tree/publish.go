@@ -118,7 +118,7 @@ func (t *Tree) publish() error {
 			return err
 		}
 	}
-	if err := replace(filepath.Join(t.cfg.Dir, checkpointName), text); err != nil {
+	if err := Replace(filepath.Join(t.cfg.Dir, checkpointName), text); err != nil {
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
 	t.mu.Lock()
@@ -126,9 +126,6 @@ func (t *Tree) publish() error {
 	t.done = head
 	t.mu.Unlock()
 	t.dropPartial(before.size, head.size)
-	if t.cfg.Published != nil {
-		t.cfg.Published(text)
-	}
 	return nil
 }
 
@@ -141,7 +138,7 @@ func (t *Tree) saveTile(one tile) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("make tile directory: %w", err)
 	}
-	if err := replace(path, one.hashes); err != nil {
+	if err := Replace(path, one.hashes); err != nil {
 		return fmt.Errorf("write tile: %w", err)
 	}
 	return nil
@@ -161,8 +158,8 @@ func (t *Tree) dropPartial(old, now int64) {
 	}
 }
 
-// replace writes a file whole or not at all, also against a power loss.
-func replace(path string, data []byte) error {
+// Replace writes a file whole or not at all, also against a power loss; only its owner may read it.
+func Replace(path string, data []byte) error {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -41,9 +41,6 @@ type Config struct {
 	SyncEvery time.Duration
 	// PublishEvery bounds how long tiles and the checkpoint file lag behind; default 1 s.
 	PublishEvery time.Duration
-	// Published, where it is set, is called with each published checkpoint, by one goroutine. It must
-	// not block.
-	Published func(checkpoint []byte)
 	// Log hears about faults that no caller can be told; nil: nobody.
 	Log *slog.Logger
 }

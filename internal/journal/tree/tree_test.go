@@ -268,6 +268,7 @@ func TestAChangedLogIsNotTakenUp(t *testing.T) {
 			cfg := quiet(t, t.TempDir())
 			tr := open(t, cfg)
 			grow(tr, 300)
+			was := head(t, tr)
 			if err := tr.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -280,6 +281,13 @@ func TestAChangedLogIsNotTakenUp(t *testing.T) {
 			}
 			if _, err := Open(cfg); !errs.Is(err, errs.FailedPrecondition) {
 				t.Errorf("open: %v", err)
+			}
+			// The twin: it is the signed checkpoint that shows it.
+			if err := os.Remove(filepath.Join(cfg.Dir, checkpointName)); err != nil {
+				t.Fatal(err)
+			}
+			if now := head(t, open(t, cfg)); (now == was) != (name == "checkpoint rewritten") {
+				t.Errorf("without the checkpoint: %+v, before %+v", now, was)
 			}
 		})
 	}
