@@ -193,9 +193,9 @@ type verifier struct {
 	started map[string]bool
 }
 
-// at is the position of the event that comes next.
+// at is the position of the event that comes next; -1 before the checkpoint.
 func (v *verifier) at() int {
-	if v.stage < inEvents && len(v.leaves) == 0 && v.stage <= atCheckpoint {
+	if v.stage <= atCheckpoint {
 		return -1
 	}
 	return len(v.leaves)
