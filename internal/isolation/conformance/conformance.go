@@ -35,6 +35,8 @@ const (
 	Standard Feature = "profile standard"
 	// OpenFiles: the limit on open files holds.
 	OpenFiles Feature = "open files"
+	// Proc: processes inside see each other in /proc.
+	Proc Feature = "/proc"
 	// AnswersFrozen: the guest answers while the instance is frozen.
 	AnswersFrozen Feature = "answers while frozen"
 	// CPUTime: Usage counts what processes burnt.
@@ -106,7 +108,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 // fewCases are those of Harness.Few.
 func fewCases() []string {
 	return []string{
-		"start and claim", "applied", "canceled start", "destroy while busy", "kill takes the whole tree", "frozen time",
+		"start and claim", "applied", "canceled start", "destroy while busy", "kill takes the whole tree", "kill takes daemons", "frozen time",
 		"terminal", "write and read", "process limit", "adopt", "sweep",
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/testenv"
 )
 
 func treeCases() []testCase {
@@ -13,6 +14,7 @@ func treeCases() []testCase {
 		{name: "timeout", run: testTimeout},
 		{name: "timeout takes the whole tree", run: testTimeoutTree},
 		{name: "kill takes the whole tree", run: testKillTree},
+		{name: "kill takes daemons", needs: []Feature{Proc}, run: testKillDaemon},
 		{name: "scope kills from outside", run: testScopeKill},
 		{name: "children hold nobody up", run: testChildrenHoldNobodyUp},
 		{name: "freeze", needs: []Feature{AnswersFrozen}, run: testFreeze},
@@ -71,6 +73,25 @@ func testKillTree(t *testing.T, h Harness) {
 	r.wantEmpty()
 	if info, err := b.client.Get(limited(t), other.id); err != nil || info.End != guestwire.EndNone {
 		t.Errorf("another process of the sandbox was hit: %+v, %v", info, err)
+	}
+}
+
+// testKillDaemon looks at all processes of the sandbox: what a tree does not know of, it would call none.
+func testKillDaemon(t *testing.T, h Harness) {
+	b := startBox(t, h)
+	daemons := func() string {
+		const count = `for p in /proc/[0-9]*; do tr '\0' ' ' 2>/dev/null <$p/cmdline; echo; done | grep -c '^sleep 1001 $'`
+		return b.run(guestwire.StartProcess{Argv: sh(count)}).stdout.String()
+	}
+	r := b.startScript("(setsid sleep 1001 &); sleep 1000")
+	testenv.Eventually(t, patience, "the daemon is there", func() bool { return daemons() == "1\n" })
+	if err := b.client.Signal(limited(t), guestwire.SignalRequest{ID: r.id, Signal: int(syscall.SIGKILL), Tree: true}); err != nil {
+		t.Fatal(err)
+	}
+	r.wait()
+	r.wantEmpty()
+	if n := daemons(); n != "0\n" {
+		t.Errorf("%q daemons of a killed tree live on", n)
 	}
 }
 

@@ -33,6 +33,7 @@ func TestConformance(t *testing.T) {
 			Allocate:   func(n int64) []string { return []string{"alloc", strconv.FormatInt(n, 10)} },
 			Lacks: map[conformance.Feature]string{
 				conformance.Kernel:    "processes are goroutines",
+				conformance.Proc:      "there is no /proc",
 				conformance.OpenFiles: "files in memory have no descriptors",
 				conformance.CPUTime:   "goroutines share the test's time",
 			},

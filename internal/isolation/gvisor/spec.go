@@ -72,12 +72,12 @@ type (
 const shmShare = 2
 
 // guestCapabilities are what the guest holds of gVisor's kernel, which has nothing of the host's to give: what
-// becoming its users, the host name and processes of others take. The runtime gives the Sentry no more than that
-// of the cell's either.
+// becoming its users, the host name and processes of others take; SYS_PTRACE lets it read these' environment, by which
+// a tree that is to be killed is found. The runtime gives the Sentry no more than that of the cell's either.
 func guestCapabilities() []string {
 	names := []string{
 		"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-		"NET_BIND_SERVICE", "SYS_CHROOT", "SETFCAP", "SYS_ADMIN", "SYS_RESOURCE",
+		"NET_BIND_SERVICE", "SYS_CHROOT", "SETFCAP", "SYS_PTRACE", "SYS_ADMIN", "SYS_RESOURCE",
 	}
 	for i, n := range names {
 		names[i] = "CAP_" + n
