@@ -114,11 +114,7 @@ func checkHead(t testing.TB, l *Log, checkpoint []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := LoadKey(filepath.Join(filepath.Dir(filepath.Dir(l.active.path)), "..", "keys"), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := tree.ParseCheckpoint(checkpoint, key.verifier)
+	h, err := tree.ParseCheckpoint(checkpoint, l.key.verifier)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +194,7 @@ func TestSoakKillLosesNothingAcknowledged(t *testing.T) {
 	dir := t.TempDir()
 	acknowledged := map[string]uint64{}
 	var heads [][]byte
-	for round := range rounds(4, 20) {
+	for round := range rounds(4, 100) {
 		lines := killAfter(t, dir, 40+rand.IntN(400))
 		for _, l := range lines {
 			var s, head string
