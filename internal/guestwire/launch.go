@@ -74,8 +74,6 @@ type Runtime struct {
 	Args []string `json:"args"`
 	// Files are written before it starts, by absolute path; directories on the way are made.
 	Files map[string][]byte `json:"files,omitempty"`
-	// Dirs index detached mounts of directories that the program finds at these absolute paths.
-	Dirs map[string]int `json:"dirs,omitempty"`
 	// Scope indexes the files of the control group that the program is born in, and Layout has their roles.
 	Scope  []int    `json:"scope,omitempty"`
 	Layout []string `json:"layout,omitempty"`

@@ -56,25 +56,20 @@ func TestQuickFormsAreJSON(t *testing.T) {
 
 func quickRun(t *testing.T, b []byte) {
 	t.Helper()
-	var got, want RunProcess
-	if !parseRun(b, &got) {
-		if d := cmp.Diff(RunProcess{}, got); d != "" {
-			t.Errorf("of %q something was taken:\n%s", b, d)
-		}
-		return
-	}
-	if err := json.Unmarshal(b, &want); err != nil {
-		t.Errorf("%q was taken, which is malformed: %v", b, err)
-	} else if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("%q:\n%s", b, d)
-	}
+	quickly(t, b, parseRun)
 }
 
 func quickInfo(t *testing.T, b []byte) {
 	t.Helper()
-	var got, want ProcessInfo
-	if !parseInfo(b, &got) {
-		if d := cmp.Diff(ProcessInfo{}, got); d != "" {
+	quickly(t, b, parseInfo)
+}
+
+// quickly fails if parse takes b otherwise than package json, or leaves something behind of what it does not take.
+func quickly[T any](t *testing.T, b []byte, parse func([]byte, *T) bool) {
+	t.Helper()
+	var got, want, none T
+	if !parse(b, &got) {
+		if d := cmp.Diff(none, got); d != "" {
 			t.Errorf("of %q something was taken:\n%s", b, d)
 		}
 		return

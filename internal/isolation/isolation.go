@@ -78,8 +78,6 @@ type Runtime struct {
 	Args    []string // without the program's name
 	// Files are written into the cell's own file system, which nothing in the sandbox sees, by absolute path.
 	Files map[string][]byte
-	// Dirs are directories of the host that the runtime finds there, by absolute path.
-	Dirs map[string]string
 	// Capabilities is its bounding set, in the cell's user namespace.
 	Capabilities []uint8
 	// Inside are the limits of the processes inside, which the guest there holds. Spec.Limits are the cell's, and
@@ -101,6 +99,8 @@ type Cell interface {
 	Instance
 	// DialCell connects to a socket in the cell's own file system, by its absolute path there.
 	DialCell(ctx context.Context, path string) (net.Conn, error)
+	// OpenCell opens a file there, to read and write. The caller closes it.
+	OpenCell(path string) (*os.File, error)
 	// HostProcesses lists the cell's processes but its first.
 	HostProcesses() ([]HostProcess, error)
 }
@@ -224,7 +224,7 @@ type Instance interface {
 	NewScope(ctx context.Context, processID string) (Scope, error)
 	// OpenScope returns the scope of a process that was started before a server restart.
 	OpenScope(processID string) (Scope, error)
-	// Freeze stops every process of the payload, not the guest. Idempotent.
+	// Freeze stops every process of the payload, not the guest, unless a runtime runs the guest as well. Idempotent.
 	Freeze(ctx context.Context) error
 	// Thaw lets them go on. Idempotent.
 	Thaw(ctx context.Context) error

@@ -142,8 +142,9 @@ func (m *Manager) take(b *box) {
 // takeUp makes an adopted instance a box again, and returns how many processes run in it.
 func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	// The kernel may disagree with the state where the server was killed between the two.
+	paused, still := b.sb.State == Paused, b.sb.Applied.Runtime != ""
 	agree := b.inst.Thaw
-	if b.sb.State == Paused {
+	if paused && !still {
 		agree = b.inst.Freeze
 	}
 	if err := agree(ctx); err != nil {
@@ -160,6 +161,9 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	running, err := m.takeUpProcesses(ctx, b, infos)
 	if err == nil {
 		err = m.takeUpContexts(ctx, b)
+	}
+	if err == nil && paused && still { // its guest stood still too, and had to be asked first
+		err = b.inst.Freeze(ctx)
 	}
 	if err != nil {
 		m.forget(b)

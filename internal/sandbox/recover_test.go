@@ -76,6 +76,44 @@ func TestRecoverAdoptsWhatRuns(t *testing.T) {
 	}
 }
 
+// TestRecoverWhoseGuestStandsStill: the guest of a runtime answers nothing while its sandbox is frozen, whether that is
+// paused or the server ended in the middle of a commit. Either is taken up all the same, and as it was recorded.
+func TestRecoverWhoseGuestStandsStill(t *testing.T) {
+	s := newWorld(t).serve()
+	ctx := t.Context()
+	s.backend.SetFaults(fake.Faults{Runtime: "a kernel"})
+	running, paused := s.create(alice, Spec{}), s.create(alice, Spec{})
+	for _, sb := range []Sandbox{running, paused} {
+		s.start(sb.ID, ProcessSpec{ID: "job", Argv: []string{"sleep", "60"}})
+	}
+	if _, err := s.Pause(ctx, alice, paused.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.find(running.ID).inst.Freeze(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.stop(false)
+
+	s = s.w.serve()
+	if len(s.report.Adopted) != 2 || s.report.Processes != 2 {
+		t.Fatalf("report %+v", s.report)
+	}
+	if s.w.host.Frozen(running.ID) || s.state(running.ID) != Running {
+		t.Error("the running one is frozen")
+	}
+	if !s.w.host.Frozen(paused.ID) || s.state(paused.ID) != Paused {
+		t.Error("the paused one is not frozen")
+	}
+	if _, err := s.Resume(ctx, alice, paused.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, sb := range []Sandbox{running, paused} {
+		if r := s.exec(sb.ID, "echo", "on"); string(r.Stdout) != "on\n" {
+			t.Errorf("after the restart: %q", r.Stdout)
+		}
+	}
+}
+
 // TestRecoverRecordsWhatEndedMeanwhile: a process that ends while no server is there must have its
 // end recorded as the guest kept it.
 func TestRecoverRecordsWhatEndedMeanwhile(t *testing.T) {

@@ -323,9 +323,12 @@ func (m *Manager) settle(pr *proc, s ProcessSpec) {
 		err = errs.New(errs.NotFound, "the process was not started")
 	} else {
 		// Neither yes nor no: end what may be in the scope, so that no process runs unknown.
-		kctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
-		err = errors.Join(err, pr.scope.Kill(kctx))
-		cancel()
+		if scope := pr.takeScope(); scope != nil { // else the sandbox ended meanwhile, and all with it
+			kctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
+			err = errors.Join(err, scope.Kill(kctx))
+			cancel()
+			_ = scope.Close()
+		}
 		err = errs.Wrap(err, errs.FailedPrecondition, "the guest was lost while the process started")
 	}
 	_ = m.notStarted(pr, s, err)

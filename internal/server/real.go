@@ -57,7 +57,7 @@ func (s *Server) openGvisor(guest []byte) (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open backend %s: %w", gvisor.Name, err)
 	}
-	b := gvisor.New(gvisor.Config{Cells: cells, Program: s.runsc(), Log: s.log})
+	b := gvisor.New(gvisor.Config{Cells: cells, Program: s.runsc()})
 	s.undo.Add(func() { s.failed("close backend "+gvisor.Name, b.Close()) })
 	return b, nil
 }

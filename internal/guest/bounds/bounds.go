@@ -8,7 +8,6 @@ package bounds
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -159,7 +158,7 @@ func (g *Group) kill() {
 		if err != nil || pid <= 1 {
 			continue
 		}
-		if rss := resident(pid); cmp.Compare(rss, most) > 0 {
+		if rss := resident(pid); rss > most {
 			worst, most = pid, rss
 		}
 	}

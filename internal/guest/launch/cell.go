@@ -69,18 +69,13 @@ func (s *setup) prepareCell(stage int, dev, proc *os.File) error {
 		return err
 	}
 	s.thread = spawn.Prepare()
-	return caps.LimitProcess(caps.Of(cellCapabilities()...))
+	return caps.LimitProcess(firstCapabilities() | cellCapabilities())
 }
 
-// cellCapabilities are what PID 1 of a cell and the runtime may hold, in the cell's own user namespace: what
-// building a root takes, and what a runtime takes to build one for itself and to take over the network device.
-func cellCapabilities() []caps.Cap {
-	return []caps.Cap{
-		unix.CAP_SYS_ADMIN, unix.CAP_SETPCAP, unix.CAP_SYS_CHROOT, unix.CAP_SYS_PTRACE, unix.CAP_MKNOD,
-		unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE, unix.CAP_SETFCAP,
-		unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_FOWNER, unix.CAP_FSETID,
-		unix.CAP_KILL, unix.CAP_SETUID, unix.CAP_SETGID,
-	}
+// cellCapabilities are what PID 1 of a cell and the runtime may hold beside, in the cell's own user namespace: what a
+// runtime takes to build a root for itself and to take over the network device.
+func cellCapabilities() caps.Set {
+	return caps.Of(unix.CAP_SYS_PTRACE, unix.CAP_MKNOD, unix.CAP_NET_ADMIN, unix.CAP_NET_RAW)
 }
 
 // cell is a runtime that runs.
@@ -121,15 +116,8 @@ func (s *setup) buildCell() error {
 		return err
 	}
 	defer unix.Close(root)
-	for i, m := range l.Mounts {
-		if err := s.mount(root, i, m); err != nil {
-			return fmt.Errorf("mount %s: %w", m.Target, err)
-		}
-	}
-	for i, f := range l.Files {
-		if err := s.showFile(root, "/f"+strconv.Itoa(i), f); err != nil {
-			return fmt.Errorf("show %s: %w", f.Target, err)
-		}
+	if err := s.fill(root); err != nil {
+		return err
 	}
 	s.lap("root")
 	stage, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -139,12 +127,7 @@ func (s *setup) buildCell() error {
 	defer unix.Close(stage)
 	r := l.Runtime
 	for name, file := range map[string]int{guestwire.RuntimeProgram: r.Program, guestwire.RuntimeGuest: r.Guest} {
-		if err := s.placeAt(stage, name, file, true); err != nil {
-			return err
-		}
-	}
-	for name, file := range r.Dirs {
-		if err := s.placeAt(stage, name, file, false); err != nil {
+		if err := s.placeProgram(stage, name, file); err != nil {
 			return err
 		}
 	}
@@ -160,13 +143,13 @@ func (s *setup) buildCell() error {
 	return os.MkdirAll("/tmp", 0o700) // where a runtime builds its own root
 }
 
-// placeAt mounts a passed file at a place of the staging area.
-func (s *setup) placeAt(stage int, name string, file int, single bool) error {
+// placeProgram mounts a program that was passed at a place of the staging area.
+func (s *setup) placeProgram(stage int, name string, file int) error {
 	f, err := s.file(file)
 	if err != nil {
 		return fmt.Errorf("place %s: %w", name, err)
 	}
-	at, err := target(stage, name, single, 0)
+	at, err := target(stage, name, true, 0)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
@@ -80,24 +79,13 @@ func (s *setup) settleInside() (*spawn.Spawner, error) {
 }
 
 // passed is a listener whose connections come as descriptors on a socket.
-type passed struct {
-	// mu guards the field below.
-	mu   sync.Mutex
-	conn *net.UnixConn
-}
-
-func (p *passed) control() *net.UnixConn {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.conn
-}
+type passed struct{ conn *net.UnixConn }
 
 // Accept implements net.Listener.
 func (p *passed) Accept() (net.Conn, error) {
-	conn := p.control()
 	var b [1]byte
 	oob := make([]byte, syscall.CmsgSpace(4))
-	n, oobn, _, _, err := conn.ReadMsgUnix(b[:], oob)
+	n, oobn, _, _, err := p.conn.ReadMsgUnix(b[:], oob)
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
@@ -118,7 +106,7 @@ func (p *passed) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (p *passed) Close() error { return p.control().Close() }
+func (p *passed) Close() error { return p.conn.Close() }
 
 // Addr implements net.Listener.
-func (p *passed) Addr() net.Addr { return p.control().LocalAddr() }
+func (p *passed) Addr() net.Addr { return p.conn.LocalAddr() }

@@ -311,13 +311,18 @@ func (s *setup) prepare(dev, sys *os.File) error {
 
 	// What is left to do needs less, and so does PID 1 from then on. Overlayfs acts on the layers with
 	// the capabilities of who mounted it, so those on files stay.
-	return caps.LimitProcess(caps.Of(
+	return caps.LimitProcess(firstCapabilities())
+}
+
+// firstCapabilities are what PID 1 may hold once it waits for its launch.
+func firstCapabilities() caps.Set {
+	return caps.Of(
 		unix.CAP_SYS_ADMIN, // mounts, the host name, the walls
 		unix.CAP_SETPCAP,   // the bounding set
 		unix.CAP_SYS_CHROOT, unix.CAP_NET_BIND_SERVICE, unix.CAP_SETFCAP,
 		unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_FOWNER, unix.CAP_FSETID,
 		unix.CAP_KILL, unix.CAP_SETUID, unix.CAP_SETGID, // other users' processes
-	))
+	)
 }
 
 // run builds the sandbox of a launch. A step that fails ends the process, and the namespaces with all
@@ -327,6 +332,21 @@ func (s *setup) run() (*spawn.Spawner, error) {
 		return nil, fmt.Errorf("build root: %w", err)
 	}
 	return s.settle()
+}
+
+// fill places the launch's mounts and files in the root.
+func (s *setup) fill(root int) error {
+	for i, m := range s.launch.Mounts {
+		if err := s.mount(root, i, m); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+	}
+	for i, f := range s.launch.Files {
+		if err := s.showFile(root, "/f"+strconv.Itoa(i), f); err != nil {
+			return fmt.Errorf("show %s: %w", f.Target, err)
+		}
+	}
+	return nil
 }
 
 // build makes the sandbox's root file system and enters it, in the one order that holds. When it
@@ -346,15 +366,8 @@ func (s *setup) build() error {
 
 	// The template's binds and the workspaces come first, and what the kernel provides later, so
 	// that no bind can lie over /proc, /sys or /dev: their targets must be on the root itself.
-	for i, m := range l.Mounts {
-		if err := s.mount(root, i, m); err != nil {
-			return fmt.Errorf("mount %s: %w", m.Target, err)
-		}
-	}
-	for i, f := range l.Files {
-		if err := s.showFile(root, "/f"+strconv.Itoa(i), f); err != nil {
-			return fmt.Errorf("show %s: %w", f.Target, err)
-		}
+	if err := s.fill(root); err != nil {
+		return err
 	}
 	s.lap("mounts")
 

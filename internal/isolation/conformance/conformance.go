@@ -109,7 +109,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 func fewCases() []string {
 	return []string{
 		"start and claim", "applied", "canceled start", "destroy while busy", "kill takes the whole tree", "kill takes daemons", "frozen time",
-		"terminal", "write and read", "process limit", "adopt", "sweep",
+		"terminal", "write and read", "process limit", "adopt", "adopt while frozen", "sweep",
 	}
 }
 

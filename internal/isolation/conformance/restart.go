@@ -15,6 +15,7 @@ import (
 func restartCases() []testCase {
 	return []testCase{
 		{name: "adopt", run: testAdopt},
+		{name: "adopt while frozen", run: testAdoptFrozen},
 		{name: "adopt what is gone", run: testAdoptGone},
 		{name: "adopted instance dies", run: testAdoptedDies},
 		{name: "sweep", run: testSweep},
@@ -78,6 +79,43 @@ func testAdopt(t *testing.T, h Harness) {
 	if err := scope.Close(); err != nil {
 		t.Errorf("close the reopened scope: %v", err)
 	}
+}
+
+// testAdoptFrozen takes up an instance that was frozen when its server ended: it is known as frozen, so that it tells
+// its usage, freezing it again changes nothing, and one thaw lets it go on.
+func testAdoptFrozen(t *testing.T, h Harness) {
+	before := startBox(t, h)
+	r := before.startScript(ticker)
+	r.until("tick")
+	if err := before.inst.Freeze(limited(t)); err != nil {
+		t.Fatal(err)
+	}
+	record := before.inst.Record()
+	if err := h.Backend.Close(); err != nil {
+		t.Fatalf("close: %v", err)
+	}
+	after := adopt(t, h.Reopen(t), record)
+	after.usage()
+	if err := after.inst.Freeze(limited(t)); err != nil {
+		t.Fatalf("freeze again: %v", err)
+	}
+	if err := after.inst.Thaw(limited(t)); err != nil {
+		t.Fatal(err)
+	}
+	r.box = after
+	bytes := func() int64 {
+		info, err := after.client.Get(limited(t), r.id)
+		if err != nil {
+			t.Fatalf("get: %v", err)
+		}
+		return info.Bytes
+	}
+	thawed := bytes()
+	waitFor(t, "the thawed process goes on", func() bool { return bytes() > thawed })
+	if err := after.inst.Thaw(limited(t)); err != nil {
+		t.Errorf("thaw again: %v", err)
+	}
+	after.prints("echo new", "new\n")
 }
 
 func testAdoptGone(t *testing.T, h Harness) {

@@ -60,6 +60,9 @@ type Faults struct {
 	StartDelay time.Duration
 	// StartHeld, where it is not nil, holds every Start until it is closed.
 	StartHeld <-chan struct{}
+	// Runtime is what Applied names as the kernel of its own that runs the sandbox. Its guest stands still while the
+	// instance is frozen.
+	Runtime string
 	// FailDestroy makes Destroy return this and do nothing.
 	FailDestroy error
 }
@@ -153,6 +156,9 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
+	m.mu.Lock()
+	m.applied.Runtime = faults.Runtime
+	m.mu.Unlock()
 	return &instance{machine: m, backend: b}, nil
 }
 

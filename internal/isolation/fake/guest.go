@@ -21,6 +21,9 @@ func (m *machine) serve(conn net.Conn) {
 	for _, f := range files {
 		_ = f.Close() // the fake takes no files
 	}
+	if m.appliedNow().Runtime != "" {
+		m.gate(context.Background())
+	}
 	if err == nil {
 		err = m.answer(c, call)
 	}

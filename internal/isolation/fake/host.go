@@ -64,6 +64,19 @@ func (h *Host) Kill(id string) bool {
 	return true
 }
 
+// Frozen reports whether an instance that runs is frozen.
+func (h *Host) Frozen(id string) bool {
+	h.mu.Lock()
+	m := h.machines[id]
+	h.mu.Unlock()
+	if m == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.thawed != nil
+}
+
 // Close ends every instance: the machine is switched off.
 func (h *Host) Close() {
 	for _, id := range h.Instances() {

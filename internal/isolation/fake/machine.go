@@ -170,6 +170,7 @@ func (m *machine) gate(ctx context.Context) {
 	}
 	select {
 	case <-thawed:
+	case <-m.done:
 	case <-ctx.Done():
 	}
 }

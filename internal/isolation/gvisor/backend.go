@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 
@@ -22,25 +21,19 @@ type Config struct {
 	Cells isolation.Backend
 	// Program is the path of runsc. Empty: there is none, and every start says so.
 	Program string
-	// Log takes what goes wrong in the background; default slog.Default().
-	Log *slog.Logger
 }
 
 // Backend starts sandboxes with gVisor's kernel. Methods are safe for concurrent use.
 type Backend struct {
 	cells   isolation.Backend
 	program *program
-	log     *slog.Logger
 }
 
 var _ isolation.Backend = (*Backend)(nil)
 
 // New returns the backend. It starts nothing, and does not fail where runsc is missing: Capabilities tells.
 func New(cfg Config) *Backend {
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
-	return &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}, log: cfg.Log}
+	return &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}}
 }
 
 // Name returns "gvisor".
@@ -78,7 +71,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
 		Program: b.program.path, Inside: s.Limits, Args: runArgs(s), Capabilities: runscCapabilities(),
-		Files: map[string][]byte{bundleDir + "/config.json": config},
+		Files: map[string][]byte{bundleDir + "/config.json": config, frozenFile: {thawedByte}},
 	}
 	inst, err := b.cells.Start(ctx, spec)
 	if err != nil {
@@ -137,7 +130,11 @@ func (b *Backend) Adopt(ctx context.Context, raw json.RawMessage) (isolation.Ins
 	if err != nil {
 		return nil, err
 	}
-	return adopted(inst, r)
+	i, err := adopted(inst, r)
+	if err != nil {
+		return nil, err
+	}
+	return i, i.noted()
 }
 
 // Sweep implements isolation.Backend. Whatever is left over lies in cells.

@@ -1,9 +1,7 @@
 package gvisor_test
 
 import (
-	"fmt"
 	"os"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +26,7 @@ func TestGvisorConformance(t *testing.T) {
 				h.t = t
 				return h.backend()
 			},
-			Spec: newSpec,
+			Spec: conformance.Spec,
 			Kill: func(t *testing.T, i isolation.Instance) {
 				for _, p := range processes(t, i) {
 					if p.Name == "runsc-sandbox" {
@@ -41,10 +39,8 @@ func TestGvisorConformance(t *testing.T) {
 				t.Fatal("no Sentry runs")
 			},
 			Leftovers:  func(*testing.T) []string { return h.leftovers() },
-			EchoServer: func(port int) []string { return []string{"python3", "-u", "-c", fmt.Sprintf(echoServer, port)} },
-			Allocate: func(n int64) []string {
-				return []string{"python3", "-c", "b = bytearray(" + strconv.FormatInt(n, 10) + ")\nfor i in range(0, len(b), 4096): b[i] = 1"}
-			},
+			EchoServer: conformance.EchoServer,
+			Allocate:   conformance.Allocate,
 			Lacks: map[conformance.Feature]string{
 				conformance.AnswersFrozen: "the guest is a process of the kernel that stands still",
 				conformance.FailClosed:    "no layer but the host's may be waived; that runsc may not is tested beside this suite",
@@ -62,14 +58,3 @@ func processes(t *testing.T, i isolation.Instance) []isolation.HostProcess {
 	}
 	return all
 }
-
-const echoServer = `
-import socket
-s = socket.create_server(("127.0.0.1", %d))
-print("listening")
-while True:
-    c, _ = s.accept()
-    while d := c.recv(65536):
-        c.sendall(d)
-    c.close()
-`

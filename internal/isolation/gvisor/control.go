@@ -6,41 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
 )
 
-// The control socket speaks gVisor's urpc (pkg/urpc): a call and a result, each one JSON value; files travel
-// with the call's first byte.
+// The control socket speaks gVisor's urpc (pkg/urpc): a call and a result, each one JSON value.
 
 // Methods of the control socket (runsc/boot/controller.go).
 const (
-	methodPause      = "containerManager.Pause"
-	methodResume     = "containerManager.Resume"
-	methodCheckpoint = "containerManager.Checkpoint"
-	methodExecute    = "containerManager.ExecuteAsync"
+	methodPause  = "containerManager.Pause"
+	methodResume = "containerManager.Resume"
 )
 
 // maxAnswer bounds an answer: the Sentry's word is trusted no more than the sandbox's.
 const maxAnswer = 1 << 20
 
 type controlCall struct {
-	Method string `json:"method"`
-	Arg    any    `json:"arg"`
+	Method string    `json:"method"`
+	Arg    *struct{} `json:"arg"` // none
 }
 
 type controlResult struct {
-	Success bool            `json:"success"`
-	Err     string          `json:"err"`
-	Result  json.RawMessage `json:"result"`
+	Success bool   `json:"success"`
+	Err     string `json:"err"`
 }
 
-// call makes one call. arg and result may be nil.
-func (i *Instance) call(ctx context.Context, method string, arg any, files []*os.File, result any) error {
+// call makes one call, which takes and returns nothing.
+func (i *Instance) call(ctx context.Context, method string) error {
 	conn, err := i.Cell.DialCell(ctx, controlSocket)
 	if err != nil {
 		return err
@@ -48,7 +41,7 @@ func (i *Instance) call(ctx context.Context, method string, arg any, files []*os
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	answer, err := exchange(conn, controlCall{method, arg}, files)
+	answer, err := exchange(conn, controlCall{Method: method})
 	if err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -58,38 +51,16 @@ func (i *Instance) call(ctx context.Context, method string, arg any, files []*os
 	if !answer.Success {
 		return fmt.Errorf("%s: %s", method, answer.Err)
 	}
-	if result == nil {
-		return nil
-	}
-	if err := json.Unmarshal(answer.Result, result); err != nil {
-		return fmt.Errorf("%s: decode the answer: %w", method, err)
-	}
 	return nil
 }
 
-func exchange(conn net.Conn, c controlCall, files []*os.File) (controlResult, error) {
+func exchange(conn net.Conn, c controlCall) (controlResult, error) {
 	var r controlResult
-	u, ok := conn.(*net.UnixConn)
-	if !ok {
-		return r, fmt.Errorf("the control socket is a %T", conn)
-	}
 	data, err := json.Marshal(c)
 	if err != nil {
 		return r, err
 	}
-	var rights []byte
-	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, f := range files {
-			fds[i] = int(f.Fd())
-		}
-		rights = unix.UnixRights(fds...)
-	}
-	n, _, err := u.WriteMsgUnix(data, rights, nil)
-	if err == nil && n < len(data) {
-		_, err = u.Write(data[n:])
-	}
-	if err != nil {
+	if _, err := conn.Write(data); err != nil {
 		return r, err
 	}
 	err = json.NewDecoder(&bounded{conn, maxAnswer}).Decode(&r)

@@ -1,8 +1,7 @@
 // Package gvisor keeps sandboxes apart with a kernel of their own: gVisor's runsc, whose system calls never
 // reach the host's.
 //
-// What belongs here: how runsc is started, told what to do and asked how it is, and what its memory images
-// are. What does not: ids, namespaces, layers, control groups and network devices of the cell around it
+// What belongs here: how runsc is started, and told what to do. What does not: ids, namespaces, layers, control groups and network devices of the cell around it
 // (the backend of cells that Config names), and what the guest does inside.
 //
 // # Two walls
@@ -24,6 +23,6 @@
 //
 // # Talking to runsc
 //
-// Only by its command line (start, restore) and its control socket (everything else), which lies in the
-// cell's own file system.
+// Only by its command line, once, inside the cell, and by its control socket (pause and resume), which lies in the
+// cell's own file system. What it says there is believed no more than what the sandbox says.
 package gvisor

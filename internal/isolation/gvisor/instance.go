@@ -184,7 +184,7 @@ func (s *scope) Kill(ctx context.Context) error {
 
 // Freeze implements isolation.Instance: the Sentry lets no process go on, the guest neither.
 func (i *Instance) Freeze(ctx context.Context) error {
-	if _, err := i.status(ctx); err != nil {
+	if _, err := i.status(ctx); err != nil { // what Usage tells meanwhile
 		return err
 	}
 	return i.hold(ctx, true, methodPause)
@@ -193,18 +193,62 @@ func (i *Instance) Freeze(ctx context.Context) error {
 // Thaw implements isolation.Instance.
 func (i *Instance) Thaw(ctx context.Context) error { return i.hold(ctx, false, methodResume) }
 
+// hold freezes or thaws, and notes that in the cell for a server that comes after this one: the Sentry counts, so that one
+// that was paused twice would have to be resumed twice, and does not tell how it stands. One that is frozen is noted so
+// before and after: a server that is killed in between finds it noted as frozen.
 func (i *Instance) hold(ctx context.Context, frozen bool, method string) error {
 	i.mu.Lock()
 	was := i.frozen
 	i.mu.Unlock()
 	if was == frozen {
-		return nil // the Sentry counts: one that was paused twice would have to be resumed twice
+		return nil
 	}
-	if err := i.call(ctx, method, nil, nil, nil); err != nil {
+	if frozen {
+		if err := i.note(true); err != nil {
+			return err
+		}
+	}
+	if err := i.call(ctx, method); err != nil {
 		return err
 	}
 	i.mu.Lock()
-	defer i.mu.Unlock()
 	i.frozen = frozen
-	return nil
+	i.mu.Unlock()
+	if frozen {
+		return nil
+	}
+	return i.note(false)
+}
+
+// What frozenFile holds.
+const (
+	thawedByte = '0'
+	frozenByte = '1'
+)
+
+func (i *Instance) note(frozen bool) error {
+	f, err := i.Cell.OpenCell(frozenFile)
+	if err != nil {
+		return err
+	}
+	b := []byte{thawedByte}
+	if frozen {
+		b[0] = frozenByte
+	}
+	_, err = f.WriteAt(b, 0)
+	return errors.Join(err, f.Close())
+}
+
+// noted reads what an earlier server noted.
+func (i *Instance) noted() error {
+	f, err := i.Cell.OpenCell(frozenFile)
+	if err != nil {
+		return err
+	}
+	var b [1]byte
+	_, err = f.ReadAt(b[:], 0)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.frozen = b[0] == frozenByte
+	return errors.Join(err, f.Close())
 }

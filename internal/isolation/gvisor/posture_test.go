@@ -9,15 +9,21 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
+	"casemate.dev/internal/isolation/gvisor"
+	"casemate.dev/internal/isolation/namespace"
 )
 
 // What the host's kernel shows of a sandbox: no process of runsc is root of the host, each has a system call filter, and
 // Applied says so.
 func TestHostProcesses(t *testing.T) {
 	h := newHost(t)
-	i, err := h.backend().Start(t.Context(), newSpec(t, isolation.Standard))
+	i, err := h.backend().Start(t.Context(), conformance.Spec(t, isolation.Standard))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +78,7 @@ func TestWithoutRunsc(t *testing.T) {
 		"without date": write("dateless", "echo runsc version VERSION_MISSING"),
 	} {
 		b := h.with(program)
-		_, err := b.Start(t.Context(), newSpec(t, isolation.Locked))
+		_, err := b.Start(t.Context(), conformance.Spec(t, isolation.Locked))
 		if !errs.Is(err, errs.Unsupported) {
 			t.Errorf("%s: start gives %v", what, err)
 			continue
@@ -112,6 +118,66 @@ func TestOnlyRootMayChangeRunsc(t *testing.T) {
 			t.Errorf("of user %d, mode %o: %+v, looked at: %v", tt.uid, tt.mode, c, err)
 		}
 	}
+}
+
+// A guest that holds the sandbox to nothing, as one that was taken over, gets no further than the cell's limit, which ends
+// the whole sandbox. One that does its work ends the process alone.
+func TestOuterLimit(t *testing.T) {
+	h := newHost(t)
+	cells, err := namespace.New(h.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := gvisor.New(gvisor.Config{Cells: unbound{cells}, Program: runsc(t)})
+	defer func() { _ = b.Close() }()
+	l := conformance.Limits()
+	for what, c := range map[string]struct {
+		b     isolation.Backend
+		bytes int64
+		ends  bool
+	}{
+		"bound":      {h.backend(), l.MemoryBytes + 64<<20, false}, // less than the cell's
+		"taken over": {b, 2 * gvisor.CellLimits(l).MemoryBytes, true},
+	} {
+		spec := conformance.Spec(t, isolation.Locked)
+		i, err := c.b.Start(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := i.Destroy(context.Background()); err != nil {
+				t.Errorf("destroy: %v", err)
+			}
+		}()
+		guest := guestwire.NewClient(i.Dial)
+		if err := guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
+			t.Fatal(err)
+		}
+		tooMuch := conformance.Allocate(c.bytes)
+		tooMuch[2] += "\nimport time\ntime.sleep(1000)"
+		if _, err := guest.Start(t.Context(), guestwire.StartProcess{ID: "p", Argv: tooMuch}, nil); err != nil {
+			t.Fatal(err)
+		}
+		info, err := guest.Wait(t.Context(), "p")
+		if c.ends {
+			<-i.Done()
+			continue
+		}
+		if err != nil || info.Signal != int(unix.SIGKILL) {
+			t.Errorf("%s: the process ended as %+v, %v", what, info, err)
+		}
+		if _, err := guest.Status(t.Context()); err != nil {
+			t.Errorf("%s: the sandbox has ended: %v", what, err)
+		}
+	}
+}
+
+// unbound makes cells whose guest has no limits to hold.
+type unbound struct{ isolation.Backend }
+
+func (u unbound) Start(ctx context.Context, s isolation.Spec) (isolation.Instance, error) {
+	s.Runtime.Inside.MemoryBytes = 1 << 50
+	return u.Backend.Start(ctx, s)
 }
 
 // The release that make runsc builds is that of the module's graph.

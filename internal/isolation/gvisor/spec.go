@@ -12,11 +12,14 @@ import (
 
 // Where runsc finds and leaves things in the cell's own file system.
 const (
-	containerID   = "c"
-	rootDir       = "/run"
-	bundleDir     = "/bundle"
+	containerID = "c"
+	rootDir     = "/run"
+	bundleDir   = "/bundle"
+	pidFile     = rootDir + "/pid"
+	// controlSocket is the Sentry's.
 	controlSocket = rootDir + "/runsc-" + containerID + ".sock"
-	pidFile       = rootDir + "/pid"
+	// frozenFile holds one byte, whether the sandbox is frozen: the Sentry does not tell.
+	frozenFile = bundleDir + "/frozen"
 	// guestInside is where the guest's program shows in the sandbox: on the file system for devices, which no
 	// commit holds.
 	guestInside = "/dev/.casemate/guest"

@@ -11,6 +11,7 @@ import (
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/testenv"
 )
@@ -34,7 +35,7 @@ print(n)
 	if max, err := os.ReadFile("/proc/sys/kernel/pty/max"); err != nil || len(strings.TrimSpace(string(max))) < 3 {
 		t.Errorf("twin: the pool that all share is %q, hardly more than one may have: %v", max, err)
 	}
-	greedy, other := start(t, b, newSpec(t, isolation.Locked)), start(t, b, newSpec(t, isolation.Locked))
+	greedy, other := start(t, b, conformance.Spec(t, isolation.Locked)), start(t, b, conformance.Spec(t, isolation.Locked))
 	got := greedy.run("", "python3", "-c", grab)
 	if n, err := strconv.Atoi(strings.TrimSpace(got.out)); err != nil || n < 16 || n > 64 {
 		t.Errorf("one sandbox got %q terminals: %s", got.out, got.err)
@@ -48,7 +49,7 @@ print(n)
 // VERIFIES: they are empty. The twin is the host, where they are not.
 func TestHostFilesOfProcAreEmpty(t *testing.T) {
 	h := newHost(t)
-	x := start(t, h.backend(), newSpec(t, isolation.Standard))
+	x := start(t, h.backend(), conformance.Spec(t, isolation.Standard))
 	for _, name := range []string{
 		"/proc/cmdline", "/proc/config.gz", "/proc/kallsyms", "/proc/partitions", "/proc/diskstats",
 		"/proc/swaps", "/proc/iomem", "/proc/ioports", "/proc/slabinfo", "/proc/vmallocinfo", "/proc/kpageflags",
@@ -72,7 +73,7 @@ func TestHostFilesOfProcAreEmpty(t *testing.T) {
 func TestNoHugePages(t *testing.T) {
 	h := newHost(t)
 	for _, p := range profiles() {
-		x := start(t, h.backend(), newSpec(t, p))
+		x := start(t, h.backend(), conformance.Spec(t, p))
 		got := x.sh(`python3 -c '
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True); libc.mmap.restype = ctypes.c_void_p
@@ -93,7 +94,7 @@ for flags in (0, 4):
 // VERIFIES: the guest lives, and a process still starts and tells its output.
 func TestSlowReadersDoNotEndTheGuest(t *testing.T) {
 	h := newHost(t)
-	spec := newSpec(t, isolation.Locked)
+	spec := conformance.Spec(t, isolation.Locked)
 	spec.Limits.OpenFiles = 1024
 	x := start(t, h.backend(), spec)
 	const dials, followers = 300, 400
@@ -167,7 +168,7 @@ for s, level, option, value in (t, 6, 31, b"tls"), (u, 17, 100, 2), (t, 6, 1, 1)
         print(errno.errorcode[e.errno], end=" ")
 `
 	h := newHost(t)
-	x := start(t, h.backend(), newSpec(t, isolation.Standard))
+	x := start(t, h.backend(), conformance.Spec(t, isolation.Standard))
 	got := x.run("root", "python3", "-c", script)
 	wants(t, "inside", strings.TrimSpace(got.out), "ENOPROTOOPT ENOPROTOOPT taken")
 	twin, err := exec.Command("python3", "-c", script).Output()

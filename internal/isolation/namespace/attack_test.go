@@ -12,6 +12,7 @@ import (
 
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/rootfs"
 )
 
@@ -27,7 +28,7 @@ func TestNoProcessHasAHostID(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	for _, p := range profiles() {
-		x := start(t, b, newSpec(t, p))
+		x := start(t, b, conformance.Spec(t, p))
 		if _, err := x.client.Start(limited(t), guestwire.StartProcess{ID: "prc_sleeper", Argv: []string{"sleep", "1000"}}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +84,7 @@ func statusIDs(t *testing.T, pid int) []uint64 {
 // VERIFIES: no link leads to a directory at all.
 func TestLinksToDescriptorsLeadNowhere(t *testing.T) {
 	h := newHost(t)
-	x := start(t, h.backend(), newSpec(t, isolation.Standard))
+	x := start(t, h.backend(), conformance.Spec(t, isolation.Standard))
 	const most = 64
 	x.sh(`mkdir -p links && cd links && i=0; while [ $i -lt 64 ]; do
 		for p in self 1; do ln -s /proc/$p/fd/$i/.. up-$p-$i; ln -s /proc/$p/fd/$i/../../.. top-$p-$i; done; i=$((i+1)); done`)
@@ -118,7 +119,7 @@ func TestLinksToDescriptorsLeadNowhere(t *testing.T) {
 // VERIFIES: all of it is refused, although root inside has every capability that the profile gives.
 func TestRootInsideCannotReachPID1(t *testing.T) {
 	h := newHost(t)
-	x := start(t, h.backend(), newSpec(t, isolation.Standard))
+	x := start(t, h.backend(), conformance.Spec(t, isolation.Standard))
 	const attack = `
 import os, sys
 pid = sys.argv[1]
@@ -161,7 +162,7 @@ exec(open("/tmp/attack.py").read()); p.kill()`
 // VERIFIES: the guest lives and answers.
 func TestPID1OutlivesEverySignal(t *testing.T) {
 	h := newHost(t)
-	x := start(t, h.backend(), newSpec(t, isolation.Standard))
+	x := start(t, h.backend(), conformance.Spec(t, isolation.Standard))
 	x.run("root", "python3", "-c", `
 import os, ctypes
 libc = ctypes.CDLL(None)
@@ -197,7 +198,7 @@ func TestLinkedMountTargetsAreRefused(t *testing.T) {
 		{"to a magic link", "dev", "/proc/self/fd/4"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			spec := newSpec(t, isolation.Locked)
+			spec := conformance.Spec(t, isolation.Locked)
 			lower := spec.Root.Lowers[0]
 			if err := os.MkdirAll(filepath.Join(lower, "tmp/victim"), 0o777); err != nil {
 				t.Fatal(err)
@@ -250,7 +251,7 @@ func TestLinkedMountTargetsAreRefused(t *testing.T) {
 // VERIFIES: the start is refused and says why.
 func TestReadOnlyOverlayIsRefused(t *testing.T) {
 	h := newHost(t)
-	spec := newSpec(t, isolation.Locked)
+	spec := conformance.Spec(t, isolation.Locked)
 	dir := t.TempDir()
 	// Inodes for the root, upper and work, and none for work/work.
 	mountFull := func(dir string) error {
@@ -306,9 +307,9 @@ func TestMountinfoShowsNoHostPath(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	for _, p := range profiles() {
-		spec := newSpec(t, p)
+		spec := conformance.Spec(t, p)
 		source := t.TempDir()
-		upper, work := writable(t)
+		upper, work := conformance.Writable(t)
 		spec.Root.Workspaces = []rootfs.Workspace{{Source: source, Target: "/home/user/work", Upper: upper, Work: work, OwnerUID: 4242, OwnerGID: 4242}}
 		x := start(t, b, spec)
 		info := x.sh("cat /proc/self/mountinfo /proc/self/mounts /proc/1/mountinfo")
@@ -350,7 +351,7 @@ func TestMountinfoShowsNoHostPath(t *testing.T) {
 // devices, while programs inside run, and in profile standard also setuid ones.
 func TestLayersAreInert(t *testing.T) {
 	h := newHost(t)
-	spec := newSpec(t, isolation.Standard)
+	spec := conformance.Spec(t, isolation.Standard)
 	b := &builder{spec: spec}
 	defer b.close()
 	if _, err := b.overlay(mapped(spec.Root.Lowers, nil), spec.Root.Upper, spec.Root.Work); err != nil {
@@ -371,7 +372,7 @@ func TestLayersAreInert(t *testing.T) {
 	wants(t, "a copied program", x.sh("/tmp/id -u"), "1000")
 	wants(t, "a setuid program in profile standard", x.sh("/tmp/suid -u"), "0")
 
-	locked := start(t, h.backend(), newSpec(t, isolation.Locked))
+	locked := start(t, h.backend(), conformance.Spec(t, isolation.Locked))
 	wants(t, "a setuid program in profile locked", locked.sh("cp /usr/bin/id /tmp/suid && chmod 4755 /tmp/suid && /tmp/suid -u"), "1000")
 }
 
@@ -381,7 +382,7 @@ func TestWritableMounts(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	for _, p := range profiles() {
-		x := start(t, b, newSpec(t, p))
+		x := start(t, b, conformance.Spec(t, p))
 		for line := range strings.Lines(x.sh("cat /proc/mounts")) {
 			f := strings.Fields(line)
 			options := "," + f[3] + ","
@@ -416,7 +417,7 @@ func TestSandboxesShareNoFile(t *testing.T) {
 	const look = "stat -c %d:%i / /tmp /dev /dev/null /dev/urandom /dev/shm /dev/pts /proc /proc/sys /proc/kcore /sys /sys/devices/system/cpu/online"
 	seen := map[string]int{}
 	for i := range 4 {
-		spec := newSpec(t, isolation.Locked)
+		spec := conformance.Spec(t, isolation.Locked)
 		if i%2 == 1 {
 			spec.Limits.CPUs = 1
 		}
@@ -432,8 +433,8 @@ func TestSandboxesShareNoFile(t *testing.T) {
 		t.Errorf("only %d files were looked at", len(seen))
 	}
 	// Twin: what is bound is shared.
-	spec := newSpec(t, isolation.Locked)
-	if a, c := start(t, b, spec).sh("stat -c %d:%i /usr/bin/env"), start(t, b, newSpec(t, isolation.Locked)).sh("stat -c %d:%i /usr/bin/env"); a != c {
+	spec := conformance.Spec(t, isolation.Locked)
+	if a, c := start(t, b, spec).sh("stat -c %d:%i /usr/bin/env"), start(t, b, conformance.Spec(t, isolation.Locked)).sh("stat -c %d:%i /usr/bin/env"); a != c {
 		t.Errorf("twin: a bound file is %s and %s", a, c)
 	}
 }

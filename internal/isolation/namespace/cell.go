@@ -61,18 +61,6 @@ func (b *Backend) checkRuntime(s isolation.Spec) error {
 	if b.cfg.Cells != (s.Runtime != nil) {
 		return errs.New(errs.InvalidArgument, "a backend of cells starts runtimes, and only that one does")
 	}
-	if s.Runtime == nil {
-		return nil
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(s.Runtime.Program, &st); err != nil {
-		return errs.Wrap(&os.PathError{Op: "stat", Path: s.Runtime.Program, Err: err}, errs.Unsupported, "the runtime's program is not there")
-	}
-	// Whoever may write it runs what they like as the sandboxes to come.
-	if st.Uid != 0 || st.Mode&0o022 != 0 {
-		return errs.New(errs.Unsupported, "the runtime's program %s may be written by others than root", s.Runtime.Program).
-			WithHint("chown root %s; chmod go-w %s", s.Runtime.Program, s.Runtime.Program)
-	}
 	return nil
 }
 
@@ -95,20 +83,13 @@ const programAttr = mount.ReadOnly | mount.NoSuid | mount.NoDev
 // runtime adds what a cell needs to a launch.
 func (b *builder) runtime(inside string, g *guest) error {
 	r := b.spec.Runtime
-	out := &guestwire.Runtime{Args: r.Args, Files: r.Files, Capabilities: r.Capabilities, Dirs: map[string]int{}}
+	out := &guestwire.Runtime{Args: r.Args, Files: r.Files, Capabilities: r.Capabilities}
 	var err error
 	if out.Program, err = b.program(r.Program); err != nil {
 		return err
 	}
 	if out.Guest, err = b.program(inside); err != nil {
 		return err
-	}
-	for at, dir := range r.Dirs {
-		m, err := layer(dir, b.userNS, layerAttr)
-		if err != nil {
-			return err
-		}
-		out.Dirs[at] = b.add(m)
 	}
 	b.launch.Runtime = out
 	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
@@ -282,9 +263,29 @@ func (i *Instance) HostProcesses() ([]isolation.HostProcess, error) {
 	return all, err
 }
 
-// DialCell implements isolation.Cell. The path is resolved in the cell's root alone and follows no link: what is
-// in the cell may be the sandbox's, should it have taken over its runtime.
+// DialCell implements isolation.Cell.
 func (i *Instance) DialCell(ctx context.Context, path string) (net.Conn, error) {
+	f, err := i.openCell(path, unix.O_PATH)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(int(f.Fd())))
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Unavailable, "the runtime does not answer")
+	}
+	return c, nil
+}
+
+// OpenCell implements isolation.Cell.
+func (i *Instance) OpenCell(path string) (*os.File, error) {
+	return i.openCell(path, unix.O_RDWR|unix.O_NONBLOCK) // what lies there may not be a file any more
+}
+
+// openCell opens a path in the cell's own file system. It is resolved in the cell's root alone and follows no link: what
+// is in the cell may be the sandbox's, should it have taken over its runtime.
+func (i *Instance) openCell(path string, flags uint64) (*os.File, error) {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", i.proc.PID()), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	// Looked at afterwards: what was opened by a pid is this cell's only if its first process lives still.
 	if err == nil && !i.proc.Alive() {
@@ -296,17 +297,11 @@ func (i *Instance) DialCell(ctx context.Context, path string) (net.Conn, error) 
 	}
 	defer unix.Close(root)
 	fd, err := unix.Openat2(root, path, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Flags:   flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	if err != nil {
-		return nil, errs.Wrap(&os.PathError{Op: "open", Path: path, Err: err}, errs.Unavailable, "the runtime's socket is not there")
+		return nil, errs.Wrap(&os.PathError{Op: "open", Path: path, Err: err}, errs.Unavailable, "%s of the runtime is not there", path)
 	}
-	defer unix.Close(fd)
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(fd))
-	if err != nil {
-		return nil, errs.Wrap(err, errs.Unavailable, "the runtime does not answer")
-	}
-	return c, nil
+	return os.NewFile(uintptr(fd), path), nil
 }

@@ -1,8 +1,6 @@
 package namespace
 
 import (
-	"fmt"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +20,7 @@ func TestConformance(t *testing.T) {
 				h.t = t
 				return h.backend()
 			},
-			Spec: newSpec,
+			Spec: conformance.Spec,
 			Kill: func(t *testing.T, i isolation.Instance) {
 				if err := unix.Kill(recordOf(t, i).PID, unix.SIGKILL); err != nil {
 					t.Fatal(err)
@@ -34,21 +32,8 @@ func TestConformance(t *testing.T) {
 				b.abi = walls.MinLandlockABI - 1
 				return b, walls.LayerLandlock
 			},
-			EchoServer: func(port int) []string { return []string{"python3", "-u", "-c", fmt.Sprintf(echoServer, port)} },
-			Allocate: func(n int64) []string {
-				return []string{"python3", "-c", "b = bytearray(" + strconv.FormatInt(n, 10) + ")\nfor i in range(0, len(b), 4096): b[i] = 1"}
-			},
+			EchoServer: conformance.EchoServer,
+			Allocate:   conformance.Allocate,
 		}
 	})
 }
-
-const echoServer = `
-import socket
-s = socket.create_server(("127.0.0.1", %d))
-print("listening")
-while True:
-    c, _ = s.accept()
-    while d := c.recv(65536):
-        c.sendall(d)
-    c.close()
-`

@@ -10,13 +10,14 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
 )
 
 // TestDeviceThatIsHeldForAMoment: while a guest is being started elsewhere, it has a copy of what the maker of
 // a device has closed. Whoever opens the device waits for that; the twin, which may not wait, sees it in use.
 func TestDeviceThatIsHeldForAMoment(t *testing.T) {
 	b := newHost(t).backend()
-	spec := newSpec(t, isolation.Locked)
+	spec := conformance.Spec(t, isolation.Locked)
 	spec.Network = &isolation.Network{
 		Device: "eth0", MTU: 1500, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, PeerMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
 		Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24")}, Gateways: []netip.Addr{netip.MustParseAddr("192.0.2.1")},

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/linux/cgroup"
 )
 
@@ -29,7 +30,7 @@ func TestVersion2Groups(t *testing.T) {
 		b.groups = v1
 	})
 	for _, p := range profiles() {
-		spec := newSpec(t, p)
+		spec := conformance.Spec(t, p)
 		for _, c := range unified.Missing() {
 			spec.AllowMissing = append(spec.AllowMissing, "cgroup-"+c)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/testenv"
 )
 
@@ -31,10 +32,10 @@ func TestSpares(t *testing.T) {
 		t.Errorf("%d spares before the first start", n)
 	}
 	for _, p := range profiles() {
-		start(t, b, newSpec(t, p))
+		start(t, b, conformance.Spec(t, p))
 		testenv.Eventually(t, patience, "two spares wait", func() bool { return b.waiting() == 2 })
 		name := b.spares.ready[0].name
-		spec := newSpec(t, p)
+		spec := conformance.Spec(t, p)
 		spec.Limits.Pids, spec.Limits.MemoryBytes = 64, 128<<20
 		x := start(t, b, spec)
 		if x.inst.name != name {
@@ -51,19 +52,19 @@ func TestSpares(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, "the spare is dead", func() bool { return !b.spares.ready[0].proc.Alive() })
-	wants(t, "a process after a spare died", start(t, b, newSpec(t, isolation.Locked)).sh("echo works"), "works")
+	wants(t, "a process after a spare died", start(t, b, conformance.Spec(t, isolation.Locked)).sh("echo works"), "works")
 }
 
 // Many starts at once share the spares and none is given away twice.
 func TestSparesInABurst(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Spares = 3 })
 	b := h.backend()
-	start(t, b, newSpec(t, isolation.Locked))
+	start(t, b, conformance.Spec(t, isolation.Locked))
 	testenv.Eventually(t, patience, "spares wait", func() bool { return b.waiting() == 3 })
 	const n = 12
 	specs := make([]isolation.Spec, n)
 	for i := range specs {
-		specs[i] = newSpec(t, isolation.Locked)
+		specs[i] = conformance.Spec(t, isolation.Locked)
 	}
 	var wg sync.WaitGroup
 	got := make([]isolation.Instance, n)
@@ -110,7 +111,7 @@ func TestServerProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		x := start(t, b, newSpec(t, isolation.Locked))
+		x := start(t, b, conformance.Spec(t, isolation.Locked))
 		if _, err := x.client.Start(limited(t), guestwire.StartProcess{ID: "prc_counter", Argv: []string{"sh", "-c", "i=0; while true; do echo $i; i=$((i+1)); sleep 0.01; done"}}, nil); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/testenv"
 )
@@ -36,11 +37,11 @@ func TestFailedStartsLeaveNothing(t *testing.T) {
 		}
 	})
 	b := h.backend()
-	destroy(t, start(t, b, newSpec(t, isolation.Locked)).inst) // opens what is opened once
+	destroy(t, start(t, b, conformance.Spec(t, isolation.Locked)).inst) // opens what is opened once
 	free := len(b.ids.free)
 	fds := descriptors(t)
 	for _, at = range steps() {
-		_, err := tryStart(t, b, newSpec(t, isolation.Locked))
+		_, err := tryStart(t, b, conformance.Spec(t, isolation.Locked))
 		if err == nil || !strings.Contains(err.Error(), "failed on purpose at "+at) {
 			t.Fatalf("%s: %v", at, err)
 		}
@@ -53,14 +54,14 @@ func TestFailedStartsLeaveNothing(t *testing.T) {
 	}
 	testenv.Eventually(t, patience, "descriptors are closed", func() bool { return descriptors(t) <= fds })
 	at = ""
-	wants(t, "a start afterwards", start(t, b, newSpec(t, isolation.Locked)).sh("echo fine"), "fine")
+	wants(t, "a start afterwards", start(t, b, conformance.Spec(t, isolation.Locked)).sh("echo fine"), "fine")
 }
 
 // Only the thread by which Go's runtime watches over the others may be late: with the slack of that one, a
 // thread that looks for work would sleep for milliseconds while the work waits.
 func TestGuestIsLateWithOneThread(t *testing.T) {
 	testenv.NoLeaks(t)
-	x := start(t, newHost(t).backend(), newSpec(t, isolation.Locked))
+	x := start(t, newHost(t).backend(), conformance.Spec(t, isolation.Locked))
 	dir, err := os.Open(procFile(recordOf(t, x.inst).PID, "task"))
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +101,7 @@ func TestCanceledStart(t *testing.T) {
 			return nil
 		}
 	})
-	if _, err := h.backend().Start(ctx, newSpec(t, isolation.Locked)); !errors.Is(err, context.Canceled) {
+	if _, err := h.backend().Start(ctx, conformance.Spec(t, isolation.Locked)); !errors.Is(err, context.Canceled) {
 		t.Errorf("start: %v", err)
 	}
 	if left := h.leftovers(); len(left) > 0 {
@@ -114,7 +115,7 @@ func TestDestroyLeavesNothing(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	for _, p := range profiles() {
-		x := start(t, b, newSpec(t, p))
+		x := start(t, b, conformance.Spec(t, p))
 		x.sh("setsid sleep 1000 & (sleep 1000 &) ; sleep 0.01; echo")
 		destroy(t, x.inst)
 		destroy(t, x.inst)
@@ -137,7 +138,7 @@ func TestBrokenGuest(t *testing.T) {
 	}
 	h.cfg.Guest = program
 	b := h.backend()
-	if _, err := tryStart(t, b, newSpec(t, isolation.Locked)); err == nil {
+	if _, err := tryStart(t, b, conformance.Spec(t, isolation.Locked)); err == nil {
 		t.Error("the sandbox started")
 	} else if text, _ := errs.PublicText(err); strings.Contains(text, "/") {
 		t.Errorf("the public text shows a path: %q", text)
@@ -152,7 +153,7 @@ func TestAppliedIsTrue(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	for _, p := range profiles() {
-		spec := newSpec(t, p)
+		spec := conformance.Spec(t, p)
 		spec.Limits.CPUs = 1
 		x := start(t, b, spec)
 		a := x.inst.Applied()
@@ -181,7 +182,7 @@ func TestAppliedIsTrue(t *testing.T) {
 // Nobody but the host's root can reach a guest's socket or read its record, wherever they lie.
 func TestRunFilesArePrivate(t *testing.T) {
 	h := newHost(t)
-	x := start(t, h.backend(), newSpec(t, isolation.Locked))
+	x := start(t, h.backend(), conformance.Spec(t, isolation.Locked))
 	for _, path := range []string{x.inst.socket, x.inst.b.recordPath(x.inst.name)} {
 		st, err := os.Stat(path)
 		if err != nil || st.Mode().Perm() != 0o600 {
@@ -195,7 +196,7 @@ func TestWorkspace(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	for _, p := range profiles() {
-		spec := newSpec(t, p)
+		spec := conformance.Spec(t, p)
 		source := t.TempDir()
 		writeFile(t, filepath.Join(source, "mine"), "mine")
 		writeFile(t, filepath.Join(source, "dir/deep"), "deep")
@@ -208,7 +209,7 @@ func TestWorkspace(t *testing.T) {
 		if err := os.Chmod(filepath.Join(source, "roots"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		upper, work := writable(t)
+		upper, work := conformance.Writable(t)
 		spec.Root.Workspaces = []rootfs.Workspace{{
 			Source: source, Target: "/home/user/made/project", Upper: upper, Work: work, OwnerUID: 4242, OwnerGID: 4243,
 		}}
@@ -233,7 +234,7 @@ func TestWorkspace(t *testing.T) {
 func TestBinds(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
-	spec := newSpec(t, isolation.Standard)
+	spec := conformance.Spec(t, isolation.Standard)
 	dir, empty := t.TempDir(), t.TempDir()
 	writeFile(t, filepath.Join(dir, "plain"), "plain")
 	writeFile(t, filepath.Join(dir, "sub/f"), "f")
@@ -264,7 +265,7 @@ func TestBinds(t *testing.T) {
 			t.Errorf("mountinfo shows %s:\n%s", path, info)
 		}
 	}
-	spec = newSpec(t, isolation.Locked)
+	spec = conformance.Spec(t, isolation.Locked)
 	spec.Root.Binds = append(spec.Root.Binds, rootfs.Bind{Source: filepath.Join(dir, "plain"), Target: "/srv/file"})
 	if _, err := b.Start(t.Context(), spec); !errs.Is(err, errs.InvalidArgument) {
 		t.Errorf("a file under another path: %v", err)
@@ -324,7 +325,7 @@ func TestMissingLayers(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
 	b.abi = 0
-	spec := newSpec(t, isolation.Locked)
+	spec := conformance.Spec(t, isolation.Locked)
 	_, err := b.Start(t.Context(), spec)
 	if text, hint := errs.PublicText(err); !errs.Is(err, errs.Unsupported) || !strings.Contains(text, "landlock") || hint == "" {
 		t.Errorf("start without landlock: %q, %q", text, hint)
@@ -338,10 +339,10 @@ func TestMissingLayers(t *testing.T) {
 	groups := b.groups
 	b.groups = nil
 	defer func() { b.groups = groups }()
-	if _, err := b.Start(t.Context(), newSpec(t, isolation.Locked)); !errs.Is(err, errs.Unsupported) {
+	if _, err := b.Start(t.Context(), conformance.Spec(t, isolation.Locked)); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("start without control groups: %v", err)
 	}
-	spec = newSpec(t, isolation.Locked)
+	spec = conformance.Spec(t, isolation.Locked)
 	spec.AllowMissing = []string{"landlock", "cgroup-memory", "cgroup-cpu", "cgroup-pids", "cgroup-freezer"}
 	x = start(t, b, spec)
 	if a := x.inst.Applied(); len(a.Missing) != 5 || a.CgroupVersion != 0 || a.Limits.MemoryBytes != 0 || a.Limits.Pids != 0 {
@@ -358,7 +359,7 @@ func TestMissingLayers(t *testing.T) {
 func TestAdoptComparesEverything(t *testing.T) {
 	h := newHost(t)
 	first := h.backend()
-	x := start(t, first, newSpec(t, isolation.Locked))
+	x := start(t, first, conformance.Spec(t, isolation.Locked))
 	good := recordOf(t, x.inst)
 	_ = first.Close()
 	b := h.backend()
