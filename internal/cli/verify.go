@@ -36,7 +36,7 @@ func (a *app) verifyCmd() *cobra.Command {
   integrity      nothing was changed: each event is in the log that the server signed
   completeness   nothing was left out, but for gaps that are told of
   anchored       the log still begins as checkpoints say that were given out before (--head)
-  reproduced     how many processes the record tells were run again with the same outcome (nothing runs them yet)
+  reproduced     how many processes were run again with the same outcome (nothing does that yet)
 
 Without --key the bundle's own key is used: then somebody holds a key that made all of it, and whose it is
 remains open. The server's lies in its keys directory (journal.pub), and "casemate journal checkpoint
