@@ -290,7 +290,7 @@ func (r *recovery) gaps(power bool) error {
 				return err
 			}
 			f.From, f.To = last+1, to
-			r.l.skip(stream, to)
+			r.l.resume(stream, to)
 		} else if over, err := r.over(stream); err != nil {
 			return err
 		} else if over {
@@ -312,8 +312,8 @@ func (r *recovery) over(stream string) (bool, error) {
 	return err == nil && len(rows) == 1 && rows[0].Type == string(SandboxEnded), err
 }
 
-// skip makes the next event of a stream the one after seq.
-func (l *Log) skip(stream string, seq uint64) {
+// resume makes the next event of a stream the one after seq.
+func (l *Log) resume(stream string, seq uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h, err := l.headLocked(stream); err == nil {
