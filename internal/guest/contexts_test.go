@@ -84,6 +84,21 @@ func (i *interpreter) try(code string, shape ...func(*guestwire.RunCode)) (*said
 	return hear(stream)
 }
 
+// hold starts code that never ends and returns once it has printed something: whatever comes after that
+// would wait for it.
+func (i *interpreter) hold(code string) {
+	i.t.Helper()
+	req := guestwire.RunCode{ID: i.serial(), Context: i.id, Items: guestwire.ItemsRequest{Follow: true, Hold: true}}
+	_, stream, err := i.RunCode(i.t.Context(), req, code)
+	if err != nil {
+		i.t.Fatalf("hold %q: %v", code, err)
+	}
+	if _, err := stream.Next(); err != nil {
+		i.t.Fatalf("hold %q: %v", code, err)
+	}
+	go func() { _, _ = hear(stream) }()
+}
+
 func hear(stream *guestwire.ItemStream) (*said, error) {
 	defer stream.Close()
 	s := &said{}
@@ -343,7 +358,7 @@ func TestContextRestarts(t *testing.T) {
 	c := newRunner(t, setup{}).interpreter()
 	for i := range 30 {
 		if i%3 == 0 { // one that is hard to end
-			go func() { _, _ = c.try("import os\nfor i in range(20):\n  if os.fork() == 0: break\nwhile True: pass") }()
+			c.hold("import os\nfor i in range(20):\n  if os.fork() == 0: break\nprint('on', flush=True)\nwhile True: pass")
 		}
 		if _, err := c.RestartContext(t.Context(), c.id); err != nil {
 			t.Fatalf("restart %d: %v", i, err)

@@ -144,7 +144,8 @@ func (m *Manager) endProcesses(b *box) {
 	b.mu.Unlock()
 	for _, pr := range open {
 		// One that is being started now has no end. What its start says later counts no more.
-		m.refuse(pr, ProcessSpec{Argv: pr.info.Argv, TTY: pr.info.TTY}, &TransitionError{ID: b.id, From: Stopping})
+		was := pr.snapshot()
+		m.refuse(pr, ProcessSpec{Argv: was.Argv, TTY: was.TTY}, &TransitionError{ID: b.id, From: Stopping})
 		m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndSandboxStopped})
 		pr.closeScope()
 	}

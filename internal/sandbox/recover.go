@@ -213,7 +213,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		case pr == nil:
 		case info.End == guestwire.EndNone:
 			running = append(running, pr)
-		case isOpen || pr.info.End == EndNone:
+		case isOpen || pr.snapshot().End == EndNone:
 			m.finish(pr, info)
 		}
 	}
