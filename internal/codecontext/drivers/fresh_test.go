@@ -48,6 +48,8 @@ func (c *context) fork(slot int) child {
 	if k.ready.PID != forked.PIDs[0] {
 		c.t.Errorf("pids %d and %d", k.ready.PID, forked.PIDs[0])
 	}
+	k.process, err = os.FindProcess(k.ready.PID)
+	must(c.t, err)
 	return child{k, slot, k.ready.PID}
 }
 
@@ -119,8 +121,7 @@ func TestFreshRuns(t *testing.T) {
 			k = z.fork(21)
 			k.start("import time; print('go'); time.sleep(300)")
 			k.until("go")
-			must(t, syscall.Kill(k.pid, syscall.SIGINT))
-			if o := k.wait(); o.err == nil || o.err.Name != "KeyboardInterrupt" {
+			if o := k.interrupted(); o.err == nil || o.err.Name != "KeyboardInterrupt" {
 				t.Errorf("%s", o.order())
 			}
 			z.reap(k)

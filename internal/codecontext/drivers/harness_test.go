@@ -68,7 +68,8 @@ type event struct {
 // as they do there: whoever reads a message drains both pipes first.
 type context struct {
 	t       testing.TB
-	cmd     *exec.Cmd
+	cmd     *exec.Cmd   // nil in a child
+	process *os.Process // what interrupts go to
 	control *os.File
 	events  chan event
 	done    chan struct{}
@@ -121,6 +122,7 @@ func launch(t testing.TB, d Driver, o options) *context {
 	// A process of its own group: what a test leaves behind goes with it.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	must(t, c.cmd.Start())
+	c.process = c.cmd.Process
 	theirs.Close()
 	c.follow()
 	t.Cleanup(c.stop)
@@ -377,7 +379,7 @@ func (c *context) until(text string) {
 func (c *context) interrupt() {
 	c.t.Helper()
 	c.heard.Store(false)
-	must(c.t, c.cmd.Process.Signal(syscall.SIGINT))
+	must(c.t, c.process.Signal(syscall.SIGINT))
 }
 
 // interrupted interrupts the run at work as the guest does: again while the driver does not answer.
@@ -394,7 +396,7 @@ func (c *context) interrupted() outcome {
 				return
 			case <-again.C:
 				if !c.heard.Load() {
-					_ = c.cmd.Process.Signal(syscall.SIGINT)
+					_ = c.process.Signal(syscall.SIGINT)
 				}
 			}
 		}
