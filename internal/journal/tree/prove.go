@@ -19,15 +19,13 @@ type View struct {
 
 // View returns the log as it is now.
 func (t *Tree) View() (*View, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	text, p, err := t.checkpointLocked()
+	c, err := t.checkpoint()
 	if err != nil {
 		return nil, err
 	}
 	return &View{
-		Checkpoint: text, Head: Head{Origin: t.Origin(), Size: p.size, Root: p.root}, t: t,
-		hashes: tlog.TileHashReader(tlog.Tree{N: p.size, Hash: p.root}, reader{t}),
+		Checkpoint: c.note, Head: Head{Origin: t.Origin(), Size: c.size, Root: c.root}, t: t,
+		hashes: tlog.TileHashReader(tlog.Tree{N: c.size, Hash: c.root}, reader{t}),
 	}, nil
 }
 

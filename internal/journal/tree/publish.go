@@ -93,41 +93,57 @@ func (t *Tree) publish() error {
 	t.publishing.Lock()
 	defer t.publishing.Unlock()
 	t.mu.Lock()
-	if t.size == t.done.size {
-		t.mu.Unlock()
+	before, now := t.done, t.size
+	t.mu.Unlock()
+	if now == before.size {
 		return nil
 	}
-	text, head, err := t.checkpointLocked()
-	before := t.done
-	tiles := append([]tile(nil), t.full...)
-	for level, e := range t.edges {
-		if len(e.hashes) > 0 {
-			tiles = append(tiles, tile{level: level, n: e.n, hashes: append([]byte(nil), e.hashes...)})
-		}
-	}
-	full := len(t.full)
-	t.mu.Unlock()
+	head, err := t.checkpoint()
 	if err != nil {
 		return err
 	}
 	if err := t.sync(); err != nil { // never a checkpoint on disk that is ahead of its leaves
 		return err
 	}
+	tiles, full := t.tilesOf(head.size)
 	for _, one := range tiles {
 		if err := t.saveTile(one); err != nil {
 			return err
 		}
 	}
-	if err := Replace(filepath.Join(t.cfg.Dir, checkpointName), text); err != nil {
+	if err := Replace(filepath.Join(t.cfg.Dir, checkpointName), head.note); err != nil {
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
 	t.mu.Lock()
 	t.full = append([]tile(nil), t.full[full:]...)
-	t.done = head
+	t.done = head.published
 	t.mu.Unlock()
 	t.dropPartial(before.size, head.size)
 	return nil
 }
+
+// tilesOf returns the tiles of a tree of that size which are not in files yet, and how many of t.full are among them.
+// Meanwhile the tree may have grown: a tile that holds leaves beyond size is never whole among them, since those leaves
+// may be lost with the machine's power, and others come in their place.
+func (t *Tree) tilesOf(size int64) (tiles []tile, full int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for full < len(t.full) && t.full[full].end() <= size {
+		full++
+	}
+	tiles = append(tiles, t.full[:full]...)
+	for level := range levels {
+		count := size >> (level * tileHeight)
+		if width := int(count % tileWidth); width > 0 {
+			n := count / tileWidth
+			tiles = append(tiles, tile{level: level, n: n, hashes: t.unsavedLocked(tlog.Tile{H: tileHeight, L: level, N: n, W: width})})
+		}
+	}
+	return tiles, full
+}
+
+// end is the size from which on a tree has a tile whole.
+func (t tile) end() int64 { return (t.n + 1) << ((t.level + 1) * tileHeight) }
 
 // saveTile writes one tile, unless it lies there.
 func (t *Tree) saveTile(one tile) error {

@@ -59,6 +59,8 @@ type Tree struct {
 
 	// publishing is held while files are published.
 	publishing sync.Mutex
+	// signing is held while a checkpoint is signed; see checkpoint.
+	signing sync.Mutex
 
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -69,8 +71,7 @@ type Tree struct {
 	stack   []tlog.Hash  // the roots of the perfect subtrees, the biggest first
 	edges   [levels]edge // the newest tile of each level
 	full    []tile       // full tiles that are not in files yet
-	note    []byte       // the newest signed checkpoint
-	signed  int64        // its size
+	signed  signed       // the newest checkpoint
 	done    published    // what was published last
 	err     error        // set for good when a flush failed
 	over    bool         // it was closed
@@ -93,6 +94,12 @@ type tile struct {
 type published struct {
 	size int64
 	root tlog.Hash
+}
+
+// signed is a checkpoint and what it says.
+type signed struct {
+	note []byte // nil: none was signed yet
+	published
 }
 
 // Opened tells what Open found.
@@ -206,27 +213,45 @@ func (t *Tree) rootLocked() tlog.Hash {
 // Checkpoint returns a signed checkpoint that covers every leaf appended so far, all of which survive
 // the death of this process from here on. The caller must not change it.
 func (t *Tree) Checkpoint() ([]byte, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	text, _, err := t.checkpointLocked()
-	return text, err
+	c, err := t.checkpoint()
+	return c.note, err
 }
 
-func (t *Tree) checkpointLocked() ([]byte, published, error) {
-	p := published{size: t.size, root: t.rootLocked()}
-	if t.note != nil && t.signed == t.size {
-		return t.note, p, nil
+// checkpoint is Checkpoint, with what it says. A signature takes longer than all else that the tree does, so it is made
+// without the tree's lock, one at a time: whoever comes meanwhile waits for the one under way and then finds its
+// leaves covered, or makes the next for everybody who waits by then. So there are never more signatures than sizes.
+func (t *Tree) checkpoint() (signed, error) {
+	t.mu.Lock()
+	have, want := t.signed, t.size
+	t.mu.Unlock()
+	if have.covers(want) {
+		return have, nil
 	}
-	if err := t.writeLocked(); err != nil {
-		return nil, p, err
+	t.signing.Lock()
+	defer t.signing.Unlock()
+	t.mu.Lock()
+	have = t.signed
+	next := published{size: t.size, root: t.rootLocked()}
+	var err error
+	if !have.covers(want) {
+		err = t.writeLocked()
 	}
-	text, err := note.Sign(&note.Note{Text: Text(t.Origin(), p.size, p.root)}, t.cfg.Signer)
+	t.mu.Unlock()
+	if have.covers(want) || err != nil {
+		return have, err
+	}
+	text, err := note.Sign(&note.Note{Text: Text(t.Origin(), next.size, next.root)}, t.cfg.Signer)
 	if err != nil {
-		return nil, p, fmt.Errorf("sign checkpoint: %w", err)
+		return signed{}, fmt.Errorf("sign checkpoint: %w", err)
 	}
-	t.note, t.signed = text, t.size
-	return text, p, nil
+	have = signed{note: text, published: next}
+	t.mu.Lock()
+	t.signed = have
+	t.mu.Unlock()
+	return have, nil
 }
+
+func (c signed) covers(size int64) bool { return c.note != nil && c.size >= size }
 
 // writeLocked puts what was appended into the file.
 func (t *Tree) writeLocked() error {
