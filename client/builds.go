@@ -149,6 +149,12 @@ func (b *Builds) Delete(ctx context.Context, template string) error {
 	return b.conn.wrap(err)
 }
 
+// Share lets every key start from a template that was built, or with stop no longer. It is for administrators.
+func (b *Builds) Share(ctx context.Context, template string, stop bool) error {
+	_, err := b.rpc.ShareTemplate(ctx, &v1.ShareTemplateRequest{Name: template, Stop: stop})
+	return b.conn.wrap(err)
+}
+
 // Compare tells what two builds differ in. Each is a build's id, or a template's name.
 func (b *Builds) Compare(ctx context.Context, from, to string) (*BuildDifference, error) {
 	d, err := b.rpc.CompareBuilds(ctx, &v1.CompareBuildsRequest{From: from, To: to})

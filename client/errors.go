@@ -32,6 +32,7 @@ const (
 	DeadlineExceeded   Kind = "deadline_exceeded"   // a time limit ran out
 	Canceled           Kind = "canceled"            // the caller's context was canceled
 	Unavailable        Kind = "unavailable"         // the server can't be reached, or not now
+	TooLarge           Kind = "too_large"           // what was sent is larger than is taken
 )
 
 // Error is what every call returns.
@@ -180,6 +181,8 @@ func kindOfStatus(status int) Kind {
 		return Unauthenticated
 	case http.StatusForbidden:
 		return PermissionDenied
+	case http.StatusRequestEntityTooLarge:
+		return TooLarge
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return Unavailable
 	}

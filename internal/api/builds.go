@@ -107,7 +107,14 @@ func (h *builds) GetBuild(ctx context.Context, req *v1.GetBuildRequest) (*v1.Bui
 	if err != nil {
 		return nil, err
 	}
-	return buildAnswer(b.Get(ctx, principalOf(ctx), req.GetBuild()))
+	one, err := b.Get(ctx, principalOf(ctx), req.GetBuild())
+	if err != nil {
+		return nil, err
+	}
+	shared, err := h.cfg.Manager.SharedTemplates(ctx)
+	out := buildMessage(one)
+	out.Shared = shared[one.Name] == one.Owner
+	return out, err
 }
 
 // ListBuilds implements BuildServiceHandler.
@@ -123,8 +130,13 @@ func (h *builds) ListBuilds(ctx context.Context, req *v1.ListBuildsRequest) (*v1
 	if err != nil {
 		return nil, err
 	}
+	shared, err := h.cfg.Manager.SharedTemplates(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, one := range all {
 		m := buildMessage(one)
+		m.Shared = shared[one.Name] == one.Owner
 		m.Lock = "" // of many builds that is megabytes; GetBuild has it
 		resp.Builds = append(resp.Builds, m)
 	}
@@ -232,6 +244,11 @@ func (h *builds) DeleteBuiltTemplate(ctx context.Context, req *v1.DeleteBuiltTem
 		return nil, err
 	}
 	return &v1.DeleteBuiltTemplateResponse{}, b.Delete(ctx, principalOf(ctx), req.GetName())
+}
+
+// ShareTemplate implements BuildServiceHandler.
+func (h *builds) ShareTemplate(ctx context.Context, req *v1.ShareTemplateRequest) (*v1.ShareTemplateResponse, error) {
+	return &v1.ShareTemplateResponse{}, h.cfg.Manager.ShareTemplate(ctx, principalOf(ctx), req.GetName(), !req.GetStop())
 }
 
 // CompareBuilds implements BuildServiceHandler.

@@ -133,6 +133,7 @@ func steps() []step {
 		{"BuildService/ListBuildLogs", "GET /v1/builds/web/logs?limit=2", `{"build":"web","limit":2}`, `"text":"FROM host"`},
 		{"BuildService/CompareBuilds", "GET /v1/compare/builds?from=web&to=web", `{"from":"web","to":"web"}`, `{`},
 		{"BuildService/CancelBuild", "POST /v1/builds/web/cancel", `{"build":"web"}`, `"state":"ready"`},
+		{"BuildService/ShareTemplate", "POST /v1/templates/share", `{"name":"web"}`, `{`},
 		{"BuildService/DeleteBuiltTemplate", "DELETE /v1/builds?name=web", `{"name":"web"}`, `{`},
 		{"SandboxService/PauseSandbox", "POST /v1/sandboxes/${box}/pause", `{"sandbox":"${box}"}`, `"state":"paused"`},
 		{"SandboxService/ResumeSandbox", "POST /v1/sandboxes/${box}/resume", `{"sandbox":"${box}"}`, `"state":"running"`},

@@ -222,8 +222,12 @@ func (a *API) serveRun(w http.ResponseWriter, r *http.Request) error {
 // readMessage reads a JSON body into m.
 func readMessage(w http.ResponseWriter, r *http.Request, m proto.Message) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxMessage))
-	if err != nil {
-		return errs.Wrap(err, errs.InvalidArgument, "the request's body can't be read or is larger than %d MiB", maxMessage>>20)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return errs.New(errs.TooLarge, "the request's body is larger than %d MiB", maxMessage>>20)
+	case err != nil:
+		return errs.Wrap(err, errs.InvalidArgument, "the request's body can't be read")
 	}
 	if err := protojson.Unmarshal(body, m); err != nil {
 		return errs.New(errs.InvalidArgument, "the request's body is not the JSON that is wanted: %v", err)

@@ -288,7 +288,7 @@ func (a *API) saveDocument(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if r.ContentLength > state.MaxDocument {
-		return errs.New(errs.ResourceExhausted, "the document has %d bytes, limit %d", r.ContentLength, state.MaxDocument)
+		return errs.New(errs.TooLarge, "the document has %d bytes, limit %d", r.ContentLength, state.MaxDocument)
 	}
 	body := httpfile.NewBody(r.Body)
 	data, err := io.ReadAll(io.LimitReader(body, state.MaxDocument+1)) // one more shows that it is too long

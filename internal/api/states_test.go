@@ -33,7 +33,7 @@ func TestDocumentContent(t *testing.T) {
 		{"no number", "GET", path + "&version=x", "", nil, 400, "", "is no number"},
 		{"not JSON", "PUT", path, "{", []string{"Content-Type", "application/json"}, 400, "", "is no JSON"},
 		{"what curl says", "PUT", path, "three", []string{"Content-Type", "application/x-www-form-urlencoded"}, 200, `"3"`, `"contentType":"text/plain"`},
-		{"too large", "PUT", path, strings.Repeat("x", 8<<20+1), []string{"Content-Type", "text/plain"}, 429, "", "limit 8388608"},
+		{"too large", "PUT", path, strings.Repeat("x", 8<<20+1), []string{"Content-Type", "text/plain"}, 413, "", "limit 8388608"},
 		{"no name", "GET", "/v1/state/helper/content", "", nil, 400, "", "has no name"},
 		{"another's", "GET", path + "&owner=local", "", nil, 403, "", "permission_denied"},
 		{"no key", "GET", path, "", []string{"Authorization", ""}, 401, "", ""},

@@ -52,7 +52,29 @@ func (h *system) ListTemplates(ctx context.Context, _ *v1.ListTemplatesRequest) 
 	for _, t := range all {
 		resp.Templates = append(resp.Templates, templateMessage(t))
 	}
-	return resp, nil
+	return resp, h.addShared(ctx, resp)
+}
+
+// addShared adds the built templates that other keys share: who asks starts from them as from those of the server.
+func (h *system) addShared(ctx context.Context, resp *v1.ListTemplatesResponse) error {
+	shared, err := h.cfg.Manager.SharedTemplates(ctx)
+	p := principalOf(ctx)
+	for _, name := range slices.Sorted(maps.Keys(shared)) {
+		if owner := shared[name]; owner == p.ID || p.Admin && p.Sandbox == "" {
+			continue // ListBuilds shows it
+		}
+		c, cerr := h.cfg.Manager.GetCommit(ctx, p, name)
+		if errs.Is(cerr, errs.NotFound) {
+			continue // only its tags lead anywhere
+		}
+		if cerr != nil {
+			return cerr
+		}
+		resp.Templates = append(resp.Templates, &v1.Template{
+			Name: name, Description: "shared by " + shared[name], Profiles: c.Profiles, Ready: true, BuiltAt: stamp(c.CreatedAt),
+		})
+	}
+	return err
 }
 
 // BuildTemplate implements SystemServiceHandler.

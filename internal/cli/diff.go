@@ -113,9 +113,11 @@ func (a *app) diffSandbox(ctx context.Context, c *client.Client, sb *client.Sand
 	case a.json:
 		return a.printJSON(map[string]any{"changes": r.forJSON()})
 	case v.nameOnly:
+		a.noteNothing(len(r.changes), paths)
 		a.table(changeTable(r.changes))
 		return nil
 	}
+	a.noteNothing(len(r.changes), paths)
 	return a.writeDiffs(ctx, r)
 }
 
@@ -140,6 +142,7 @@ func (a *app) printChanges(list []*client.Change, only []string) error {
 	if a.json {
 		return printList(a, "changes", kept)
 	}
+	a.noteNothing(len(kept), only)
 	t := &table{}
 	for _, ch := range kept {
 		mark, st := (&change{op: ch.GetOp()}).mark()
@@ -154,6 +157,13 @@ func (a *app) printChanges(list []*client.Change, only []string) error {
 	}
 	a.table(t)
 	return nil
+}
+
+// noteNothing says that nothing lies at the paths, where there are any: one of them may have been meant for a state.
+func (a *app) noteNothing(found int, paths []string) {
+	if found == 0 && len(paths) > 0 {
+		a.note("nothing differs at or below the path %s", strings.Join(paths, ", "))
+	}
 }
 
 func changeTable(changes []*change) *table {

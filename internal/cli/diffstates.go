@@ -63,6 +63,7 @@ func (a *app) diffStates(ctx context.Context, c *client.Client, from, to string,
 	if a.json {
 		return a.printJSON(d)
 	}
+	a.noteNothing(len(d.GetFiles()), paths)
 	return a.writeFileDiffs(d.GetFiles(), v)
 }
 

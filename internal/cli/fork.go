@@ -24,6 +24,9 @@ Exit codes: 0 when all were made, 1 when some were not, 125 when none was.`,
 		Args:              exactly(1, "one sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			if count < 1 {
+				return usageError("--count is %d: at least one fork is made", count)
+			}
 			forks, err := c.Commits.Fork(ctx, &client.ForkRequest{Sandbox: args[0], Count: count, Name: name})
 			if err != nil {
 				return cannot(err, "fork sandbox %s", args[0])

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -51,21 +52,41 @@ func (p *progress) update(step string, fraction float64, line string) {
 		return
 	}
 	p.drawn = time.Now()
-	text := fmt.Sprintf("%5s  ", formatDuration(time.Since(p.start).Truncate(time.Second)))
+	took := "0s"
+	if d := time.Since(p.start).Truncate(time.Second); d > 0 {
+		took = formatDuration(d)
+	}
+	text := fmt.Sprintf("%5s  ", took)
 	if fraction >= 0 {
 		const width = 24
 		full := int(min(fraction, 1) * width)
 		text += strings.Repeat("█", full) + strings.Repeat("░", width-full) + fmt.Sprintf(" %3.0f%%  ", min(fraction, 1)*100)
 	}
-	text += clean(p.step)
-	if line != "" {
-		text += ": " + line
+	cols := p.columns() - 1
+	if step := clean(p.step); line == "" {
+		text += step
+	} else { // what the work prints keeps half of the room
+		text += shorten(step, max(10, (cols-utf8.RuneCountInString(text))/2)) + ": " + line
 	}
+	fmt.Fprint(p.w, "\r\x1b[K", shorten(text, cols))
+}
+
+// columns is how wide the terminal is.
+func (p *progress) columns() int {
 	cols, _, err := term.GetSize(p.fd)
 	if err != nil || cols < 20 {
-		cols = 80
+		return 80
 	}
-	fmt.Fprint(p.w, "\r\x1b[K", shorten(text, cols-1))
+	return cols
+}
+
+// keep prints a line that stays, above the one that changes.
+func (p *progress) keep(line string) {
+	if p.tty {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+	fmt.Fprintln(p.w, line)
+	p.drawn = time.Time{}
 }
 
 // done removes the line.

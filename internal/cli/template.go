@@ -39,7 +39,7 @@ Exit codes: 0, or 125 on failure.`,
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.listTemplates(cmd, args) },
 	}
 	cmd.AddCommand(list, a.templateBuildCmd(), a.templateShowCmd(), a.templateHistoryCmd(), a.templateLogsCmd(),
-		a.templateDiffCmd(), a.templateCancelCmd(), a.templateRmCmd())
+		a.templateDiffCmd(), a.templateCancelCmd(), a.templateShareCmd(), a.templateRmCmd())
 	return cmd
 }
 
@@ -54,8 +54,12 @@ func (a *app) listTemplates(cmd *cobra.Command, args []string) error {
 			return cannot(err, "list templates")
 		}
 		for _, b := range built {
+			what := "built from " + b.GetFrom()
+			if b.GetShared() {
+				what += ", shared"
+			}
 			list = append(list, &client.Template{
-				Name: b.GetName(), Description: "built from " + b.GetFrom(), Ready: b.GetState() == client.BuildReady,
+				Name: b.GetName(), Description: what, Ready: b.GetState() == client.BuildReady,
 				Profiles: []string{"-"}, SizeBytes: b.GetBytes(), BuiltAt: b.GetEndedAt(),
 			})
 		}
@@ -175,6 +179,9 @@ func (a *app) showBuild(b *client.Build) {
 	row("exposed", strings.Join(b.GetExposed(), " "))
 	row("start", b.GetStart())
 	row("ready", b.GetReady())
+	if b.GetShared() {
+		row("shared", "with every key")
+	}
 	if f := b.GetFailure(); f != nil {
 		row("failure", f.GetMessage())
 		row("", f.GetHint())
@@ -390,6 +397,31 @@ func (a *app) templateCancelCmd() *cobra.Command {
 			return nil
 		}),
 	}
+}
+
+func (a *app) templateShareCmd() *cobra.Command {
+	var stop bool
+	cmd := &cobra.Command{
+		Use:   "share [flags] TEMPLATE...",
+		Short: "Let every key start from templates that were built",
+		Long: `Let every key start sandboxes from templates that were built here, by their names and tags, and build upon
+them; with --stop no longer. A template is its key's alone until then. What a key built itself goes before
+what others share. Sandboxes that are there keep what they have. This needs an admin key.
+
+Exit codes: 0, or 125 when one could not be shared.`,
+		Example: "  casemate template share web\n  casemate template share --stop web",
+		Args:    atLeast(1, "the templates to share"),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			for _, name := range args {
+				if err := c.Builds.Share(ctx, name, stop); err != nil {
+					return cannot(err, "share template %s", name)
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVar(&stop, "stop", false, "they are shared no longer")
+	return cmd
 }
 
 func (a *app) templateRmCmd() *cobra.Command {

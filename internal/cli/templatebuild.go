@@ -283,28 +283,16 @@ func (a *app) sendFiles(ctx context.Context, c *client.Client, dir string, f *bu
 // watchBuild shows a build until it is over. Ctrl-C cancels it.
 func (a *app) watchBuild(ctx context.Context, c *client.Client, b *client.Build) (*client.Build, error) {
 	bar := a.newProgress()
-	done := int32(0)
-	_, tty := terminal(a.stderr)
+	show := func(e *client.BuildLogEntry) { fmt.Fprintln(a.stderr, logLine(e)) }
+	view := &buildView{bar: bar, of: b.GetOf()}
+	if bar.tty {
+		show = view.show
+	}
 	end, err := c.Builds.Follow(ctx, b.GetId(), 0, func(e *client.BuildLogEntry) error {
-		if !tty {
-			fmt.Fprintln(a.stderr, logLine(e))
-			return nil
-		}
-		var n int32
-		if _, err := fmt.Sscan(e.GetStep(), &n); err == nil {
-			done = max(done, n-1)
-		}
-		line := ""
-		if e.GetStream() != "" {
-			line = e.GetText()
-		}
-		step := e.GetText()
-		if e.GetStream() != "" || e.GetLevel() == "debug" {
-			step = ""
-		}
-		bar.update(step, float64(done)/float64(max(b.GetOf(), 1)), line)
+		show(e)
 		return nil
 	})
+	view.end(end.GetState() == client.BuildReady)
 	bar.done()
 	if ctx.Err() != nil {
 		return nil, a.cancelBuild(ctx, c, b.GetId())
@@ -318,7 +306,7 @@ func (a *app) watchBuild(ctx context.Context, c *client.Client, b *client.Build)
 	case client.BuildCanceled:
 		return nil, errs.New(errs.FailedPrecondition, "the build was canceled")
 	}
-	if tty {
+	if bar.tty {
 		bar.tail()
 	}
 	f := end.GetFailure()

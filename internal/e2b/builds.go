@@ -340,14 +340,14 @@ func (a *API) buildStatus(c call) error {
 	if err != nil {
 		return err
 	}
-	entries, err := a.cfg.Builder.Logs(c.r.Context(), c.p, b.ID, offset, max(1, min(limit, maxBuildLogs)))
+	entries, err := a.buildEntries(c, b, q.Get("level"), offset, max(1, min(limit, maxBuildLogs)))
 	if err != nil {
 		return err
 	}
 	out.Status = statusOf(b.State)
 	for _, e := range entries {
-		out.LogEntries = append(out.LogEntries, buildLogJSON{e.Time.UTC(), e.Text, string(e.Level), e.Step})
-		out.Logs = append(out.Logs, e.Text)
+		out.LogEntries = append(out.LogEntries, e)
+		out.Logs = append(out.Logs, e.Message)
 	}
 	if b.State == template.Canceled {
 		out.Reason = &buildReason{Message: "the build was canceled", LogEntries: []buildLogJSON{}}
@@ -356,6 +356,71 @@ func (a *API) buildStatus(c call) error {
 		out.Reason = &buildReason{Message: reasonText(r), Step: r.Step, LogEntries: []buildLogJSON{}}
 	}
 	return c.json(http.StatusOK, out)
+}
+
+// buildEntries returns entries of a build's log that matter as much as level at least, "": all; of these from offset on, at
+// most limit, 0: no limit.
+func (a *API) buildEntries(c call, b template.Build, level string, offset, limit int) ([]buildLogJSON, error) {
+	least, err := levelOf(level)
+	if err != nil {
+		return nil, err
+	}
+	from, most := offset, limit
+	if least > 0 { // which they are is not known before all are read
+		from, most = 0, 0
+	}
+	all, err := a.cfg.Builder.Logs(c.r.Context(), c.p, b.ID, from, most)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]buildLogJSON, 0, len(all))
+	for _, e := range all {
+		if logRank(string(e.Level)) >= least {
+			out = append(out, buildLogJSON{e.Time.UTC(), e.Text, string(e.Level), e.Step})
+		}
+	}
+	if least > 0 {
+		out = out[min(offset, len(out)):]
+	}
+	if limit > 0 {
+		out = out[:min(limit, len(out))]
+	}
+	return out, nil
+}
+
+// buildLogs shows the log of a build from a time on, or back from one. It is the same wherever E2B would take it from.
+func (a *API) buildLogs(c call) error {
+	q := c.r.URL.Query()
+	if s := q.Get("source"); s != "" && s != "temporary" && s != "persistent" {
+		return fail(http.StatusBadRequest, "Error when parsing request: source must be temporary or persistent")
+	}
+	backward, err := backwardOf(q)
+	if err != nil {
+		return err
+	}
+	cursor, err := milliTime(q, "cursor")
+	if err != nil {
+		return err
+	}
+	limit, err := count(q.Get("limit"), maxBuildLogs)
+	if err != nil {
+		return err
+	}
+	b, err := a.buildOf(c)
+	if err != nil {
+		return err
+	}
+	entries, err := a.buildEntries(c, b, q.Get("level"), 0, 0)
+	if err != nil {
+		return err
+	}
+	if backward {
+		slices.Reverse(entries)
+	}
+	entries = slices.DeleteFunc(entries, func(e buildLogJSON) bool {
+		return !cursor.IsZero() && (backward && e.Timestamp.After(cursor) || !backward && e.Timestamp.Before(cursor))
+	})
+	return c.json(http.StatusOK, map[string]any{"logs": entries[:min(len(entries), limit, maxBuildLogs)]})
 }
 
 // count reads a number of a query.

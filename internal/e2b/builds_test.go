@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/id"
+	"casemate.dev/internal/policy"
 	"casemate.dev/internal/template"
 	"casemate.dev/internal/testenv"
 )
@@ -135,6 +136,11 @@ func (h *harness) tags(b asked) {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	h.refused(h.call("DELETE", "/templates/tags", `{"name":"none","tags":["x"]}`), 404, "not found")
+	h.refused(h.call("DELETE", "/templates/tags", `{"name":"my-web","tags":["v1","Default"]}`), 400, "Cannot delete the 'default' tag")
+	for _, method := range []string{"POST", "DELETE"} {
+		h.refused(h.call(method, "/templates/tags", `{"target":"my-web:v1","name":"my-web","tags":[]}`), 400, "At least one tag is required")
+	}
+	h.refused(h.call("POST", "/v2/sandboxes", `{"templateID":"my-web:red"}`), 404, "tag 'red' does not exist for template 'my-web'")
 	var all []tagJSON
 	h.call("GET", "/templates/my-web/tags", "").into(t, &all)
 	seen := map[string]bool{}
@@ -163,6 +169,171 @@ func (h *harness) tags(b asked) {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	h.refused(h.call("GET", "/templates/my-web", ""), 404, "not found")
+}
+
+// TestPublicTemplate: an administrator shares what it built with every key, which may start from it and nothing else.
+func TestPublicTemplate(t *testing.T) {
+	h := newHarness(t)
+	h.roots.mu.Lock()
+	h.roots.base = true
+	h.roots.mu.Unlock()
+	user := h.key
+	h.build(h.ask(`{"name":"theirs"}`), `{"fromTemplate":"base","steps":[{"type":"ENV","args":["A","1"]}]}`)
+	h.refused(h.call("PATCH", "/v2/templates/theirs", `{"public":true}`), 403, "administrator")
+	_, admin, err := h.keys.Create(t.Context(), policy.KeyOptions{Name: "admin", E2B: true, Admin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.key = admin
+	b := h.ask(`{"name":"web:v1","tags":["default"]}`)
+	h.build(b, `{"fromTemplate":"base","steps":[{"type":"ENV","args":["A","1"]}]}`)
+	h.refused(h.send("GET", "/templates/aliases/web", "", "X-API-Key", user), 404, "not found")
+	h.refused(h.send("POST", "/v2/sandboxes", `{"templateID":"web"}`, "X-API-Key", user), 404, "not found")
+	public := func(want bool) {
+		t.Helper()
+		var listed []templateJSON
+		h.call("GET", "/v2/templates", "").into(t, &listed)
+		for _, path := range []string{"/templates/web", "/templates/aliases/web"} {
+			var one templateJSON
+			h.call("GET", path, "").into(t, &one)
+			listed = append(listed, one)
+		}
+		n := 0
+		for _, one := range listed {
+			if one.TemplateID == "web" && one.Public == want {
+				n++
+			}
+		}
+		if n != 3 {
+			t.Errorf("public is not %v everywhere: %+v", want, listed)
+		}
+	}
+	public(false)
+	if a := h.call("PATCH", "/v2/templates/web", `{"public":true}`); a.status != 200 || !strings.Contains(a.body, `{"names":["casemate/web"]}`) {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	public(true)
+	if a := h.call("PATCH", "/templates/web", `{}`); a.status != 200 {
+		t.Errorf("nothing to change: %d %s", a.status, a.body)
+	}
+	public(true)
+
+	h.key = user
+	for _, ref := range []string{"web", "team/web:v1"} {
+		if a := h.call("POST", "/v2/sandboxes", `{"templateID":"`+ref+`"}`); a.status != 201 {
+			t.Errorf("%s: %d %s", ref, a.status, a.body)
+		}
+	}
+	if a := h.call("GET", "/templates/aliases/web", ""); a.status != 200 || !strings.Contains(a.body, `"public":true`) {
+		t.Errorf("its alias: %d %s", a.status, a.body)
+	}
+	done := h.build(h.ask(`{"name":"upon"}`), `{"fromTemplate":"web","steps":[{"type":"ENV","args":["B","1"]}]}`)
+	if done.Status != "ready" {
+		t.Errorf("a build upon it: %+v", done)
+	}
+	for _, call := range [][3]string{
+		{"PATCH", "/v2/templates/web", `{"public":false}`}, {"DELETE", "/templates/web", ""}, {"GET", "/templates/web/tags", ""}, {"GET", "/templates/web", ""},
+	} {
+		h.refused(h.call(call[0], call[1], call[2]), 403, "you don't have access to template 'web'")
+	}
+	h.refused(h.call("POST", "/templates/tags", `{"target":"web","tags":["x"]}`), 404, "not found")
+	h.refused(h.call("PATCH", "/v2/templates/none", `{"public":true}`), 404, "not found")
+
+	if a := h.send("PATCH", "/v2/templates/web", `{"public":false}`, "X-API-Key", admin); a.status != 200 {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	h.refused(h.call("POST", "/v2/sandboxes", `{"templateID":"web"}`), 404, "not found")
+	// One that is removed is not public when it is built again.
+	h.key = admin
+	h.call("PATCH", "/v2/templates/web", `{"public":true}`)
+	if a := h.call("DELETE", "/templates/web", ""); a.status != 204 {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	h.build(h.ask(`{"name":"web"}`), `{"fromTemplate":"base","steps":[]}`)
+	public(false)
+}
+
+// TestBuildLogs: the whole log of a build, by time, direction and level.
+func TestBuildLogs(t *testing.T) {
+	h := newHarness(t)
+	h.roots.mu.Lock()
+	h.roots.base = true
+	h.roots.mu.Unlock()
+	b := h.ask(`{"name":"web"}`)
+	if done := h.build(b, `{"fromTemplate":"base","steps":[{"type":"ENV","args":["A","1"]},{"type":"RUN","args":["true"]}]}`); done.Status != "error" { // there is no network here
+		t.Fatalf("%+v", done)
+	}
+	logs := func(query string) (out []buildLogJSON) {
+		t.Helper()
+		var got struct {
+			Logs []buildLogJSON `json:"logs"`
+		}
+		a := h.call("GET", b.path()+"/logs?"+query, "")
+		if a.into(t, &got); a.status != 200 {
+			t.Fatalf("%s: %d %s", query, a.status, a.body)
+		}
+		return got.Logs
+	}
+	all := logs("")
+	back := logs("direction=backward&source=persistent")
+	if len(all) < 4 || len(back) != len(all) || back[0] != all[len(all)-1] || back[len(back)-1] != all[0] {
+		t.Fatalf("%+v, and back %+v", all, back)
+	}
+	if some := logs("limit=2"); len(some) != 2 || some[1] != all[1] {
+		t.Errorf("two: %+v", some)
+	}
+	after := fmt.Sprint("cursor=", all[len(all)-1].Timestamp.Add(time.Second).UnixMilli())
+	before := fmt.Sprint("cursor=", all[0].Timestamp.Add(-time.Second).UnixMilli())
+	if len(logs(after)) != 0 || len(logs(before)) != len(all) || len(logs(after+"&direction=backward")) != len(all) || len(logs(before+"&direction=backward")) != 0 {
+		t.Error("a cursor leaves what it should not")
+	}
+	wrong := logs("level=warn")
+	var status, rest buildStatusJSON
+	h.call("GET", b.path()+"/status?level=warn", "").into(t, &status)
+	h.call("GET", b.path()+"/status?level=warn&logsOffset=1", "").into(t, &rest)
+	if len(wrong) != 1 || wrong[0].Level != "error" || len(status.LogEntries) != 1 || status.LogEntries[0] != wrong[0] || len(rest.LogEntries) != 0 {
+		t.Errorf("what went wrong: %+v; by status %+v, and after it %+v", wrong, status.LogEntries, rest.LogEntries)
+	}
+	for _, wrong := range []string{"level=loud", "direction=up", "source=mars", "cursor=x", "limit=-1"} {
+		h.refused(h.call("GET", b.path()+"/logs?"+wrong, ""), 400, "")
+	}
+	h.refused(h.send("GET", b.path()+"/logs", "", "X-API-Key", h.other), 404, "not found")
+}
+
+// TestTemplatePages: the builds of a template come in pages.
+func TestTemplatePages(t *testing.T) {
+	h := newHarness(t)
+	h.roots.mu.Lock()
+	h.roots.base = true
+	h.roots.mu.Unlock()
+	want := map[string]bool{}
+	for range 3 {
+		b := h.ask(`{"name":"web"}`)
+		h.build(b, `{"fromTemplate":"base","steps":[]}`)
+		want[b.BuildID] = true
+	}
+	token := ""
+	for pages := 1; ; pages++ {
+		a := h.call("GET", "/templates/web?limit=2&nextToken="+token, "")
+		var got struct {
+			Builds []buildJSON `json:"builds"`
+		}
+		a.into(t, &got)
+		for _, b := range got.Builds {
+			delete(want, b.BuildID)
+		}
+		if token = a.header.Get("X-Next-Token"); token == "" {
+			if pages != 2 || len(got.Builds) != 1 {
+				t.Errorf("%d pages, %d builds on the last", pages, len(got.Builds))
+			}
+			break
+		}
+	}
+	if len(want) != 0 {
+		t.Errorf("not listed: %v", want)
+	}
+	h.refused(h.call("GET", "/templates/web?nextToken=x", ""), 400, "nextToken")
+	h.refused(h.call("GET", "/templates/web?limit=0", ""), 400, "limit")
 }
 
 func TestBuildNames(t *testing.T) {
@@ -228,6 +399,10 @@ func TestUploads(t *testing.T) {
 	late := url.Values{"owner": {at.Query().Get("owner")}, "expires": {old}, "signature": {h.api.tokens.upload(at.Query().Get("owner"), "0a1b", old)}}
 	h.refused(h.send("PUT", at.Path+"?"+late.Encode(), archive.String()), 403, "too old")
 	h.refused(h.send("PUT", at.RequestURI(), "no archive at all, but text"), 400, "")
+	large := h.send("PUT", at.RequestURI(), strings.Repeat("\x00", 4<<20+1))
+	if h.refused(large, 413, "more than 4 MiB"); large.header.Get("Retry-After") != "" {
+		t.Error("what is too large may be tried again")
+	}
 	if link().Present {
 		t.Error("what was refused is there")
 	}

@@ -43,7 +43,7 @@ func (a *API) assignTags(c call) error {
 		return err
 	}
 	if len(req.Tags) == 0 {
-		return fail(http.StatusBadRequest, "Error when parsing request: tags is missing")
+		return fail(http.StatusBadRequest, "At least one tag is required")
 	}
 	for _, t := range req.Tags {
 		if err := checkTag(t); err != nil {
@@ -92,6 +92,12 @@ func (a *API) removeTags(c call) error {
 	}
 	if err := c.decode(&req); err != nil {
 		return err
+	}
+	if len(req.Tags) == 0 {
+		return fail(http.StatusBadRequest, "At least one tag is required")
+	}
+	if slices.ContainsFunc(req.Tags, func(t string) bool { return strings.EqualFold(t, defaultTag) }) {
+		return fail(http.StatusBadRequest, "Cannot delete the 'default' tag")
 	}
 	name, _ := parseTemplate(strings.ToLower(req.Name))
 	builds, err := a.builds(c, name)
@@ -165,7 +171,7 @@ func (a *API) tagsOfBuild(c call, name string, b template.Build) ([]string, erro
 }
 
 // builtTemplate tells of a template that was built here by its builds, the newest first.
-func builtTemplate(name string, builds []template.Build) templateJSON {
+func builtTemplate(name string, builds []template.Build, shared bool) templateJSON {
 	b, ready := builds[0], 0
 	for _, one := range slices.Backward(builds) {
 		if one.State == template.Ready {
@@ -175,7 +181,7 @@ func builtTemplate(name string, builds []template.Build) templateJSON {
 	}
 	limits := sandbox.DefaultLimits(b.Limits)
 	t := templateShape(sandbox.Template{Name: name, BuiltAt: builds[len(builds)-1].CreatedAt})
-	t.Public, t.BuildCount, t.BuildStatus, t.BuildID = false, ready, statusOf(b.State), buildUUID(b.ID)
+	t.Public, t.BuildCount, t.BuildStatus, t.BuildID = shared, ready, statusOf(b.State), buildUUID(b.ID)
 	t.Names = []string{namespace + name}
 	t.UpdatedAt = b.CreatedAt.UTC()
 	t.CPUCount, t.MemoryMB, t.DiskSizeMB = max(1, int(limits.CPUs+0.5)), limits.MemoryBytes>>20, limits.DiskBytes>>20

@@ -70,6 +70,8 @@ func (a *API) routes() []route {
 		{"GET /v2/templates", policy.SandboxRead, a.templatePage},
 		{"GET /templates/{id}", policy.SandboxRead, a.template},
 		{"GET /templates/{id}/{part}", policy.SandboxRead, a.templatePart},
+		{"PATCH /v2/templates/{id}", policy.SandboxWrite, a.updateTemplate},
+		{"PATCH /templates/{id}", policy.SandboxWrite, a.updateTemplate},
 		{"DELETE /templates/{id}", policy.SandboxWrite, a.deleteTemplate},
 		{"POST /templates/tags", policy.SandboxWrite, a.assignTags},
 		{"DELETE /templates/tags", policy.SandboxWrite, a.removeTags},
@@ -78,6 +80,7 @@ func (a *API) routes() []route {
 		{"POST /v2/templates", policy.SandboxCreate, a.requestTemplate},
 		{"POST /v2/templates/{id}/builds/{build}", policy.SandboxCreate, a.startBuild},
 		{"GET /templates/{id}/builds/{build}/status", policy.SandboxRead, a.buildStatus},
+		{"GET /templates/{id}/builds/{build}/logs", policy.SandboxRead, a.buildLogs},
 		{"GET /templates/{id}/files/{hash}", policy.SandboxCreate, a.fileLink},
 
 		{"GET /teams", policy.SandboxRead, serveTeams},

@@ -513,7 +513,8 @@ func TestTemplates(t *testing.T) {
 	h.refused(h.call("GET", "/v2/templates?limit=0", ""), 400, "limit must be 1 to 100")
 	h.refused(h.call("DELETE", "/templates/base", ""), 403, "comes with the server")
 	h.refused(h.call("DELETE", "/templates/ns/snap:default", ""), 501, "")
-	for _, c := range []string{"POST /templates", "POST /templates/x/builds/y", "PATCH /templates/base"} {
+	h.refused(h.call("PATCH", "/templates/base", `{"public":false}`), 403, "comes with the server")
+	for _, c := range []string{"POST /templates", "POST /templates/x/builds/y"} {
 		method, path, _ := strings.Cut(c, " ")
 		h.refused(h.call(method, path, `{}`), 501, "does not support it yet")
 	}

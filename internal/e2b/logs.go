@@ -53,7 +53,7 @@ type logQuery struct {
 	to       time.Time // nothing after; zero: no bound
 	limit    int
 	backward bool
-	level    string
+	least    int // rank of the levels wanted
 	search   string
 }
 
@@ -62,11 +62,34 @@ func logRank(level string) int {
 	return slices.Index([]string{"debug", "info", "warn", "error"}, level)
 }
 
+// levelOf returns the rank of a level that a query names; "": the lowest.
+func levelOf(level string) (int, error) {
+	if level == "" {
+		return 0, nil
+	}
+	rank := logRank(level)
+	if rank < 0 {
+		return 0, fail(http.StatusBadRequest, "Error when parsing request: level must be debug, info, warn or error")
+	}
+	return rank, nil
+}
+
+// backwardOf reports whether a query asks for the newest first.
+func backwardOf(q url.Values) (bool, error) {
+	switch q.Get("direction") {
+	case "", "forward":
+		return false, nil
+	case "backward":
+		return true, nil
+	}
+	return false, fail(http.StatusBadRequest, "Error when parsing request: direction must be forward or backward")
+}
+
 func (q logQuery) takes(l logJSON) bool {
 	switch {
 	case l.Timestamp.Before(q.from), !q.to.IsZero() && l.Timestamp.After(q.to):
 		return false
-	case q.level != "" && logRank(l.Level) < logRank(q.level):
+	case logRank(l.Level) < q.least:
 		return false
 	}
 	if q.search == "" || strings.Contains(l.Message, q.search) {
@@ -141,16 +164,13 @@ func (a *API) logsV1(c call) error {
 
 func (a *API) logsV2(c call) error {
 	values := c.r.URL.Query()
-	q := logQuery{level: values.Get("level"), search: values.Get("search")}
-	if q.level != "" && logRank(q.level) < 0 {
-		return fail(http.StatusBadRequest, "Error when parsing request: level must be debug, info, warn or error")
+	q := logQuery{search: values.Get("search")}
+	var err error
+	if q.least, err = levelOf(values.Get("level")); err != nil {
+		return err
 	}
-	switch values.Get("direction") {
-	case "", "forward":
-	case "backward":
-		q.backward = true
-	default:
-		return fail(http.StatusBadRequest, "Error when parsing request: direction must be forward or backward")
+	if q.backward, err = backwardOf(values); err != nil {
+		return err
 	}
 	cursor, err := milliTime(values, "cursor")
 	if err != nil {

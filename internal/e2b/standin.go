@@ -90,6 +90,13 @@ func (a *API) resolveTemplate(c call, ref string) (usableTemplate, error) {
 	if made, err := a.commitOf(c.r.Context(), c.p, ref); err == nil {
 		return usableTemplate{asked: made.ID, name: made.ID, profile: favourite(made.Profiles)}, nil
 	}
+	if !known && tag != defaultTag {
+		built, err := a.builds(c, name)
+		if err != nil {
+			return usableTemplate{}, err
+		}
+		known = len(built) > 0
+	}
 	if known && tag != defaultTag {
 		return usableTemplate{}, fail(http.StatusNotFound, "tag '%s' does not exist for template '%s'", tag, name)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/e2b/envd"
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/template"
 )
@@ -95,8 +96,12 @@ func (a *API) listTemplates(c call) ([]templateJSON, error) {
 	for _, b := range builds {
 		byName[b.Name] = append(byName[b.Name], b)
 	}
+	shared, err := a.cfg.Manager.SharedTemplates(c.r.Context())
+	if err != nil {
+		return nil, err
+	}
 	for name, of := range byName {
-		out = append(out, builtTemplate(name, of))
+		out = append(out, builtTemplate(name, of, shared[name] == of[0].Owner))
 	}
 	slices.SortFunc(out, func(a, b templateJSON) int { return strings.Compare(a.TemplateID, b.TemplateID) })
 	return out, nil
@@ -151,13 +156,23 @@ func (a *API) template(c call) error {
 	var shape templateJSON
 	builds := []buildJSON{}
 	if len(built) > 0 {
-		shape = builtTemplate(name, built)
+		shared, err := a.cfg.Manager.SharedTemplates(c.r.Context())
+		if err != nil {
+			return err
+		}
+		shape = builtTemplate(name, built, shared[name] == built[0].Owner)
+		if built, err = a.buildPage(c, built); err != nil {
+			return err
+		}
 		for _, b := range built {
 			builds = append(builds, buildShape(b, shape))
 		}
 	} else {
 		t, err := a.namedTemplate(c, c.r.PathValue("id"))
 		if err != nil {
+			if shared, serr := a.cfg.Manager.SharedTemplates(c.r.Context()); serr == nil && shared[name] != "" {
+				return notYours(name)
+			}
 			return err
 		}
 		shape = templateShape(t)
@@ -172,6 +187,66 @@ func (a *API) template(c call) error {
 		"templateID": shape.TemplateID, "public": shape.Public, "names": shape.Names, "aliases": shape.Aliases, "createdAt": shape.CreatedAt,
 		"updatedAt": shape.UpdatedAt, "lastSpawnedAt": nil, "spawnCount": 0, "builds": builds,
 	})
+}
+
+// buildPage leaves the builds that a request's page has; the token of the next page is the id of its first build.
+func (a *API) buildPage(c call, builds []template.Build) ([]template.Build, error) {
+	q := c.r.URL.Query()
+	size, err := pageSize(q)
+	if err != nil {
+		return nil, err
+	}
+	if token := q.Get("nextToken"); token != "" {
+		from := slices.IndexFunc(builds, func(b template.Build) bool { return buildUUID(b.ID) == token })
+		if from < 0 {
+			return nil, fail(http.StatusBadRequest, "Error when parsing request: nextToken is none that this server gave")
+		}
+		builds = builds[from:]
+	}
+	if len(builds) > size {
+		c.w.Header().Set("X-Next-Token", buildUUID(builds[size].ID))
+		builds = builds[:size]
+	}
+	return builds, nil
+}
+
+// notYours is the answer where a template is another key's, which shares it.
+func notYours(name string) error {
+	return fail(http.StatusForbidden, "you don't have access to template '%s'", name)
+}
+
+// updateTemplate shares a template with every key, or no longer.
+func (a *API) updateTemplate(c call) error {
+	var req struct {
+		Public *bool `json:"public"`
+	}
+	if err := c.decode(&req); err != nil {
+		return err
+	}
+	ref := c.r.PathValue("id")
+	if t, err := a.namedTemplate(c, ref); err == nil {
+		return fail(http.StatusForbidden, "template '%s' comes with the server: it is everybody's", t.Name)
+	}
+	name, _ := parseTemplate(ref)
+	built, err := a.builds(c, name)
+	if err != nil {
+		return err
+	}
+	shared, err := a.cfg.Manager.SharedTemplates(c.r.Context())
+	switch {
+	case err != nil:
+		return err
+	case len(built) == 0 && shared[name] != "":
+		return notYours(name)
+	case len(built) == 0:
+		return fail(http.StatusNotFound, "template '%s' not found", name)
+	}
+	if is := shared[name] == built[0].Owner; req.Public != nil && *req.Public != is {
+		if err := a.cfg.Manager.ShareTemplate(c.r.Context(), c.p, name, *req.Public); err != nil {
+			return err
+		}
+	}
+	return c.json(http.StatusOK, map[string]any{"names": []string{namespace + name}})
 }
 
 // buildShape tells of one build of a template.
@@ -200,10 +275,18 @@ func (a *API) templatePart(c call) error {
 	if err != nil {
 		return err
 	}
-	id, tags := name, []tagJSON{}
-	if len(built) > 0 {
+	shared, err := a.cfg.Manager.SharedTemplates(c.r.Context())
+	if err != nil {
+		return err
+	}
+	id, tags, public := name, []tagJSON{}, true
+	switch {
+	case len(built) > 0:
+		public = shared[name] == built[0].Owner
 		tags, err = a.tagsOf(c, name, built)
-	} else {
+	case shared[name] != "" && first != "aliases":
+		err = notYours(name)
+	case shared[name] == "":
 		var t sandbox.Template
 		if t, err = a.namedTemplate(c, ref); err == nil {
 			id, tags = t.Name, append(tags, tagJSON{defaultTag, buildID(t), t.BuiltAt.UTC()})
@@ -213,7 +296,7 @@ func (a *API) templatePart(c call) error {
 	case err != nil:
 		return err
 	case first == "aliases":
-		return c.json(http.StatusOK, map[string]any{"templateID": id, "public": len(built) == 0})
+		return c.json(http.StatusOK, map[string]any{"templateID": id, "public": public})
 	}
 	return c.json(http.StatusOK, tags)
 }
@@ -239,7 +322,10 @@ func (a *API) deleteTemplate(c call) error {
 	if err != nil {
 		return err
 	}
-	if _, err := a.cfg.Manager.DeleteCommit(c.r.Context(), c.p, made.ID); err != nil {
+	if _, err = a.cfg.Manager.DeleteCommit(c.r.Context(), c.p, made.ID); errs.Is(err, errs.NotFound) {
+		return notYours(name) // it is read, and can't be changed
+	}
+	if err != nil {
 		return err
 	}
 	return c.done()

@@ -33,6 +33,7 @@ const (
 	DeadlineExceeded               // a time limit of ours or the caller's ran out
 	Canceled                       // the caller went away
 	Unavailable                    // try again later
+	TooLarge                       // what was sent is larger than is taken; sending it again won't help
 	numKinds
 )
 
@@ -62,6 +63,7 @@ func Table() [numKinds]Mapping {
 		DeadlineExceeded:   {DeadlineExceeded, "deadline_exceeded", 504, 4, -32009, 124},
 		Canceled:           {Canceled, "canceled", 499, 1, -32010, 125},
 		Unavailable:        {Unavailable, "unavailable", 503, 14, -32011, 125},
+		TooLarge:           {TooLarge, "too_large", 413, 8, -32012, 125}, // gRPC has no code of its own for it
 	}
 }
 
@@ -86,7 +88,7 @@ func FromCode(code string) (Kind, bool) {
 	return Internal, false
 }
 
-// FromGRPC returns the kind of a google.rpc.Code; codes without a row are Internal.
+// FromGRPC returns the kind of a google.rpc.Code, of several with one code the first; codes without a row are Internal.
 func FromGRPC(code int) Kind {
 	for _, m := range Table() {
 		if m.GRPC == code {

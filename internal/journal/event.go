@@ -71,6 +71,7 @@ const (
 	SecretUsed       Type = "secret.used"      // put on a request of the sandbox
 	SecretMisplaced  Type = "secret.misplaced" // a placeholder stood where its secret is not bound
 	TemplateNetwork  Type = "template.network" // what sandboxes of a template may reach by default
+	TemplateShared   Type = "template.shared"  // whether every key may start from a template that was built here
 	ModelRoute       Type = "model.route"      // a way to a model provider was made, changed or removed
 	ModelUsed        Type = "model.used"       // a request to a model provider, with its usage
 	// Documents of agents; the sandbox that a version names, or the server.

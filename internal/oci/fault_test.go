@@ -223,7 +223,7 @@ func TestHostileRegistry(t *testing.T) {
 		fault func(w http.ResponseWriter, r *http.Request) bool
 		want  errs.Kind
 	}{
-		"huge manifest":    {answer(bytes.Repeat([]byte(" "), 5<<20)), errs.ResourceExhausted},
+		"huge manifest":    {answer(bytes.Repeat([]byte(" "), 5<<20)), errs.TooLarge},
 		"no JSON":          {answer([]byte("<html>")), errs.Unavailable},
 		"old schema":       {answer([]byte(`{"schemaVersion":1}`)), errs.Unsupported},
 		"no layers":        {changed(func(m *v1.Manifest) { m.Layers = nil }), errs.InvalidArgument},
@@ -231,10 +231,10 @@ func TestHostileRegistry(t *testing.T) {
 		"foreign layer":    {changed(func(m *v1.Manifest) { m.Layers[0].MediaType = types.DockerForeignLayer }), errs.Unsupported},
 		"layer with a URL": {changed(func(m *v1.Manifest) { m.Layers[0].URLs = []string{"http://169.254.169.254/latest"} }), errs.Unsupported},
 		"an artifact":      {changed(func(m *v1.Manifest) { m.Config.MediaType = "application/vnd.example" }), errs.Unsupported},
-		"huge image":       {changed(func(m *v1.Manifest) { m.Layers[0].Size = 1 << 50 }), errs.ResourceExhausted},
+		"huge image":       {changed(func(m *v1.Manifest) { m.Layers[0].Size = 1 << 50 }), errs.TooLarge},
 		"negative size":    {changed(func(m *v1.Manifest) { m.Layers[0].Size = -1 }), errs.InvalidArgument},
 		"digest is a path": {changed(func(m *v1.Manifest) { m.Layers[0].Digest = v1.Hash{Algorithm: "sha256", Hex: "../../../etc/passwd"} }), errs.InvalidArgument},
-		"huge config":      {changed(func(m *v1.Manifest) { m.Config.Size = 1 << 40 }), errs.ResourceExhausted},
+		"huge config":      {changed(func(m *v1.Manifest) { m.Config.Size = 1 << 40 }), errs.TooLarge},
 		"one layer less":   {changed(func(m *v1.Manifest) { m.Layers = m.Layers[1:] }), errs.InvalidArgument},
 		"size too large":   {changed(func(m *v1.Manifest) { m.Layers[0].Size++ }), errs.Unavailable},
 		"size too small":   {changed(func(m *v1.Manifest) { m.Layers[0].Size-- }), errs.Unavailable},
@@ -585,7 +585,7 @@ func TestLimitsOfImages(t *testing.T) {
 	h.push(t, "implied", imageOf(t, v1.Config{}, layerOf(t, tarOf(t, "lib", "x")), layerOf(t, tarOf(t, "a", "x"))))
 	w := newWorld(t, trusting(h), func(c *Config) { c.Limits = layer.Limits{Bytes: 1 << 20} })
 	_, err := w.pull(t, h.host()+"/zeros", PullOptions{})
-	if _, hint := errs.PublicText(err); !errs.Is(err, errs.ResourceExhausted) || !strings.Contains(hint, "--max-image-size") {
+	if _, hint := errs.PublicText(err); !errs.Is(err, errs.TooLarge) || !strings.Contains(hint, "--max-image-size") {
 		t.Errorf("a bomb: %v", err)
 	}
 	if _, err := w.pull(t, h.host()+"/hostile", PullOptions{}); !errs.Is(err, errs.InvalidArgument) {

@@ -62,7 +62,7 @@ func parseManifest(kind types.MediaType, raw []byte, bytesMax int64) (*contents,
 			return nil, err
 		}
 		if sum += d.Size; sum > bytesMax {
-			return nil, errs.New(errs.ResourceExhausted, "the image is larger than %d MB", bytesMax>>20).
+			return nil, errs.New(errs.TooLarge, "the image is larger than %d MB", bytesMax>>20).
 				WithHint("if you trust it, start the server with a larger --max-image-size")
 		}
 	}

@@ -22,7 +22,7 @@ import (
 
 // Import reads an archive of an image, an OCI layout or what docker save writes, as a tar archive that may be
 // compressed, and makes a template of the image. name is the template's; "": the image's.
-// Kinds: InvalidArgument, Unsupported, ResourceExhausted.
+// Kinds: InvalidArgument, Unsupported, TooLarge, ResourceExhausted.
 func (s *Service) Import(ctx context.Context, r io.Reader, name string, progress func(Progress)) (Imported, error) {
 	defer s.begin()()
 	t, stop := s.track(ctx, progress)
@@ -87,9 +87,9 @@ func (s *Service) readArchive(ctx context.Context, r io.Reader, t *tracker) (*ar
 		sum += h.Size
 		switch {
 		case n > maxMembers:
-			return nil, errs.New(errs.ResourceExhausted, "the archive holds more than %d files: it is no image's", maxMembers)
+			return nil, errs.New(errs.TooLarge, "the archive holds more than %d files: it is no image's", maxMembers)
 		case sum > s.maxBytes():
-			return nil, errs.New(errs.ResourceExhausted, "the image is larger than %d MB", s.maxBytes()>>20).
+			return nil, errs.New(errs.TooLarge, "the image is larger than %d MB", s.maxBytes()>>20).
 				WithHint("if you trust it, start the server with a larger --max-image-size")
 		case h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink: // docker's for layers that are equal
 			a.links[name] = path.Clean("/" + path.Join(path.Dir(name), h.Linkname))[1:]

@@ -37,7 +37,7 @@ type Imported struct {
 
 // Pull brings an image of a registry here and makes a template of it, in the place of one that has its name.
 // What is here already is not fetched again. progress is called until it returns.
-// Kinds: InvalidArgument, NotFound, Unauthenticated, PermissionDenied, Unavailable, Unsupported, ResourceExhausted.
+// Kinds: InvalidArgument, NotFound, Unauthenticated, PermissionDenied, Unavailable, Unsupported, TooLarge, ResourceExhausted.
 func (s *Service) Pull(ctx context.Context, ref string, o PullOptions, progress func(Progress)) (Imported, error) {
 	r, err := registry.ParseRef(ref)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *Service) resolve(ctx context.Context, repo *registry.Repo) (*contents, 
 			return nil, err
 		}
 		if d.Size > registry.MaxManifest {
-			return nil, errs.New(errs.ResourceExhausted, "the image's manifest is larger than %d MB", registry.MaxManifest>>20)
+			return nil, errs.New(errs.TooLarge, "the image's manifest is larger than %d MB", registry.MaxManifest>>20)
 		}
 		if raw, err = repo.ManifestOf(ctx, d); err != nil {
 			return nil, err
@@ -113,7 +113,7 @@ func (s *Service) maxBytes() int64 { return s.cfg.Limits.Filled().Bytes }
 // smallBlob fetches a configuration.
 func (s *Service) smallBlob(ctx context.Context, repo *registry.Repo, d v1.Descriptor) ([]byte, error) {
 	if d.Size > registry.MaxManifest {
-		return nil, errs.New(errs.ResourceExhausted, "the image's configuration is larger than %d MB", registry.MaxManifest>>20)
+		return nil, errs.New(errs.TooLarge, "the image's configuration is larger than %d MB", registry.MaxManifest>>20)
 	}
 	f, err := os.CreateTemp(s.workDir(), "config-")
 	if err != nil {

@@ -308,7 +308,7 @@ func TestImportRefused(t *testing.T) {
 		"lacks the layer":  {tarOf(t, "c.json", `{}`, "manifest.json", `[{"Config":"c.json","Layers":["../../etc/passwd"]}]`), errs.InvalidArgument},
 		"lacks the config": {tarOf(t, "manifest.json", `[{"Config":"/etc/passwd","Layers":[]}]`), errs.InvalidArgument},
 		"two images":       {tarOf(t, "manifest.json", `[{},{}]`), errs.InvalidArgument},
-		"many files":       {tarOf(t, many...), errs.ResourceExhausted},
+		"many files":       {tarOf(t, many...), errs.TooLarge},
 	} {
 		if _, err := w.Import(t.Context(), bytes.NewReader(tt.data), "x", quiet); !errs.Is(err, tt.want) {
 			t.Errorf("%s: %v", what, err)

@@ -33,8 +33,21 @@ func (m *Manager) seesCommit(p Principal, r store.Commit) bool {
 	return b != nil && m.sees(p, b.owner, b.parent)
 }
 
-// GetCommit returns a commit by its id, a unique beginning of it, or a tag of the principal's.
+// GetCommit returns a commit by its id, a unique beginning of it, or a tag of the principal's; or what a tag of a shared
+// template leads to, which may be read and started from.
 func (m *Manager) GetCommit(ctx context.Context, p Principal, ref string) (Commit, error) {
+	c, err := m.ownCommit(ctx, p, ref)
+	if !errs.Is(err, errs.NotFound) {
+		return c, err
+	}
+	if shared, serr := m.sharedCommit(ctx, ref); !errs.Is(serr, errs.NotFound) {
+		return shared, serr
+	}
+	return c, err
+}
+
+// ownCommit returns a commit that the principal may change.
+func (m *Manager) ownCommit(ctx context.Context, p Principal, ref string) (Commit, error) {
 	row, err := m.commitRow(ctx, p, ref)
 	if err != nil {
 		return Commit{}, err
@@ -193,7 +206,7 @@ func (m *Manager) TagCommit(ctx context.Context, p Principal, ref, name string, 
 	if check.tag(name); check.err != nil {
 		return Commit{}, check.err
 	}
-	c, err := m.GetCommit(ctx, p, ref)
+	c, err := m.ownCommit(ctx, p, ref)
 	if err != nil {
 		return Commit{}, err
 	}
@@ -216,7 +229,7 @@ func (m *Manager) TagCommit(ctx context.Context, p Principal, ref, name string, 
 // it, keep what they need. Kinds: NotFound; FailedPrecondition where an agent's document names it, or a sandbox is on
 // its way to it.
 func (m *Manager) DeleteCommit(ctx context.Context, p Principal, ref string) (Commit, error) {
-	c, err := m.GetCommit(ctx, p, ref)
+	c, err := m.ownCommit(ctx, p, ref)
 	if err != nil {
 		return Commit{}, err
 	}

@@ -85,12 +85,13 @@ func (m *Manager) diffFrom(ctx context.Context, p Principal, from string, to mer
 		base.Template = true
 		return base, "", nil
 	}
-	c, err := m.GetCommit(ctx, p, parent)
-	if errs.Is(err, errs.NotFound) {
+	// What it comes from it had: also where that is another key's, of a template that was shared when it began.
+	row, ok, err := m.db.GetCommit(ctx, parent)
+	if err == nil && !ok {
 		err = errs.New(errs.FailedPrecondition, "commit %s, which it comes from, was removed", parent).
 			WithHint("name what to compare with")
 	}
-	return rootfs.State{Layer: c.layer}, c.ID, err
+	return rootfs.State{Layer: row.Layer}, row.ID, err
 }
 
 // Verified is what VerifyCommit tells.

@@ -36,8 +36,10 @@ type Manager struct {
 	templates templateCache
 	// templateNetworks are the defaults of templates.
 	templateNetworks templateNetworks
-	once             onceGroup
-	purge            clock.Timer // set by Recover, and by its own callback
+	// shared are the built templates that every key may start from.
+	shared sharedTemplates
+	once   onceGroup
+	purge  clock.Timer // set by Recover, and by its own callback
 
 	// keep is held for reading by what makes a layer until its commit is recorded, and for writing while
 	// layers that no commit names are removed.

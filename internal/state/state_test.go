@@ -36,7 +36,7 @@ func (b box) GetCommit(ctx context.Context, _ sandbox.Principal, ref string) (sa
 	if err == nil && !ok {
 		err = errs.New(errs.NotFound, "no commit %s", ref)
 	}
-	return sandbox.Commit{ID: c.ID}, err
+	return sandbox.Commit{ID: c.ID, Owner: c.Owner}, err
 }
 
 // still is a clock that stands unless it is told otherwise.
@@ -363,7 +363,7 @@ func TestNamesAndContents(t *testing.T) {
 		w.set(t, r, "x", nil)
 	}
 	_, err := w.Set(ctx, me, SetRequest{Ref: plan(), Content: make([]byte, MaxDocument+1)})
-	kind(t, "too large", err, errs.ResourceExhausted)
+	kind(t, "too large", err, errs.TooLarge)
 	if !strings.Contains(err.Error(), fmt.Sprint(MaxDocument)) {
 		t.Errorf("it does not say the limit: %v", err)
 	}
@@ -480,6 +480,11 @@ func TestLinks(t *testing.T) {
 	kind(t, "a commit that is not there", err, errs.NotFound)
 	_, err = link(Links{Sandbox: "none"})
 	kind(t, "a sandbox that is not there", err, errs.NotFound)
+	if err := w.db.Write(store.AddCommit(store.Commit{ID: "cmt_shared", Owner: "key_other", Body: []byte("{}")})); err != nil {
+		t.Fatal(err)
+	}
+	_, err = link(Links{Commit: "cmt_shared"}) // it is seen, since its template is shared
+	kind(t, "another's commit", err, errs.PermissionDenied)
 	d, err := link(Links{Commit: "cmt_a", Sandbox: "web"})
 	if err != nil || d.Commit != "cmt_a" || d.Sandbox != "webwebwebwebwebwebwe" {
 		t.Fatalf("%+v, %v", d, err)

@@ -32,7 +32,7 @@ type SetRequest struct {
 }
 
 // Set writes a new version. Of several writers that expect the same version one wins, even where they write the
-// same. Kinds: InvalidArgument, NotFound (a link), Conflict (Expect), ResourceExhausted.
+// same. Kinds: InvalidArgument, NotFound (a link), Conflict (Expect), TooLarge, ResourceExhausted.
 func (d *Documents) Set(ctx context.Context, p sandbox.Principal, r SetRequest) (Document, error) {
 	return d.change(ctx, p, r.Ref, r.Links, r.Expect, func(head store.StateVersion, there bool) (content, error) {
 		return contentOf(r.Content, r.ContentType, head, there)
@@ -73,7 +73,7 @@ func contentOf(data []byte, kind string, head store.StateVersion, there bool) (c
 
 func checkSize(n int) error {
 	if n > MaxDocument {
-		return errs.New(errs.ResourceExhausted, "the document has %d bytes, limit %d", n, MaxDocument).
+		return errs.New(errs.TooLarge, "the document has %d bytes, limit %d", n, MaxDocument).
 			WithHint("split it into several documents, or keep large things in files and link to a commit")
 	}
 	return nil
@@ -187,6 +187,10 @@ func (d *Documents) link(ctx context.Context, p sandbox.Principal, l Links) (Lin
 		c, err := d.cfg.Sandboxes.GetCommit(ctx, p, l.Commit)
 		if err != nil {
 			return l, err
+		}
+		if c.Owner != p.ID && !p.Admin { // of a shared template: a link would keep its owner from removing it
+			return l, errs.New(errs.PermissionDenied, "commit %s is another key's", c.ID).
+				WithHint("link a commit of your own: casemate commit makes one of a sandbox")
 		}
 		l.Commit = c.ID
 	}

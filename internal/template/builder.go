@@ -507,7 +507,8 @@ type Query struct {
 	Limit  int // 0: no limit
 }
 
-// List returns builds, the newest first.
+// List returns builds, the newest first. Of the templates of a name that several keys have, an administrator's own goes
+// before all others.
 func (b *Builder) List(ctx context.Context, p sandbox.Principal, q Query) ([]Build, error) {
 	sq := store.BuildQuery{Name: q.Name}
 	switch {
@@ -516,12 +517,16 @@ func (b *Builder) List(ctx context.Context, p sandbox.Principal, q Query) ([]Bui
 	case !p.Admin:
 		sq.Owner = p.ID
 	}
-	if !q.Latest {
+	if !q.Latest && (sq.Owner != "" || q.Name == "") {
 		sq.Limit = q.Limit
 	}
 	rows, err := b.db.Builds(ctx, sq)
 	if err != nil {
 		return nil, err
+	}
+	isOwn := func(r store.Build) bool { return r.Owner == p.ID }
+	if q.Name != "" && slices.ContainsFunc(rows, isOwn) {
+		rows = slices.DeleteFunc(rows, func(r store.Build) bool { return !isOwn(r) })
 	}
 	var all []Build
 	for _, row := range rows {
@@ -536,9 +541,9 @@ func (b *Builder) List(ctx context.Context, p sandbox.Principal, q Query) ([]Bui
 	}
 	if q.Latest {
 		all = latest(all)
-		if q.Limit > 0 {
-			all = all[:min(len(all), q.Limit)]
-		}
+	}
+	if q.Limit > 0 {
+		all = all[:min(len(all), q.Limit)]
 	}
 	return all, nil
 }
@@ -573,6 +578,10 @@ func (b *Builder) Delete(ctx context.Context, p sandbox.Principal, name string) 
 		return errs.New(errs.NotFound, "no template %q was built here", name).WithHint("casemate template ls shows them")
 	}
 	for _, build := range all {
+		if build.Owner != all[0].Owner {
+			return errs.New(errs.FailedPrecondition, "several keys have a template %s", name).
+				WithHint("remove it with the key whose template it is, or its builds' commits: casemate template history %s", name)
+		}
 		if !build.State.Over() {
 			return errs.New(errs.FailedPrecondition, "template %s is being built: %s", name, build.ID).WithHint("cancel that first")
 		}
@@ -590,7 +599,7 @@ func (b *Builder) Delete(ctx context.Context, p sandbox.Principal, name string) 
 			return err
 		}
 	}
-	return nil
+	return b.m.TemplateGone(ctx, p, all[0].Owner, name)
 }
 
 // save writes a build's row.

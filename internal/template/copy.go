@@ -534,7 +534,7 @@ func (j *copyJob) unpackTar(ctx context.Context, r *tar.Reader, p *guestwire.Pac
 			return errs.Wrap(err, errs.InvalidArgument, "the archive can't be unpacked: %v", err)
 		}
 		if n >= maxFilesEntries {
-			return errs.New(errs.ResourceExhausted, "the archive has more than %d files", maxFilesEntries)
+			return errs.New(errs.TooLarge, "the archive has more than %d files", maxFilesEntries)
 		}
 		e, err := entryOf(h)
 		if err != nil {

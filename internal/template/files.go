@@ -180,7 +180,7 @@ func (s *fileStore) put(ctx context.Context, owner, name string, in io.Reader) (
 		return errs.Wrap(err, errs.InvalidArgument, "the archive could not be read: %v", err)
 	}
 	if n > s.maxBytes {
-		return errs.New(errs.ResourceExhausted, "the files have more than %d MiB", s.maxBytes>>20).
+		return errs.New(errs.TooLarge, "the files have more than %d MiB", s.maxBytes>>20).
 			WithHint("leave out what the build does not need: .dockerignore")
 	}
 	if err := s.check(ctx, f); err != nil { // a broken one is refused while its sender is there
@@ -332,7 +332,7 @@ func (a *archive) index(ctx context.Context) error {
 }
 
 func tooMany() error {
-	return errs.New(errs.ResourceExhausted, "the build's files are more than %d, with directories", maxFilesEntries).
+	return errs.New(errs.TooLarge, "the build's files are more than %d, with directories", maxFilesEntries).
 		WithHint("leave out what the build does not need: .dockerignore")
 }
 
@@ -394,7 +394,7 @@ func (a *archive) add(it *archived) error {
 		}
 	}
 	if a.room.names -= int64(len(it.Path) + len(it.Target)); a.room.names < 0 {
-		return errs.New(errs.ResourceExhausted, "the names of the build's files have more than %d MiB", maxFilesNames>>20)
+		return errs.New(errs.TooLarge, "the names of the build's files have more than %d MiB", maxFilesNames>>20)
 	}
 	if err := a.set(it); err != nil {
 		return err
@@ -507,7 +507,7 @@ func inTree(name string) (string, error) {
 
 // PutFiles keeps an archive of files for builds: tar, or tar compressed by gzip, bzip2 or zstd. name is what it
 // is asked for by; "" makes one up, which is returned. It is kept for a day after its last use. Kinds:
-// InvalidArgument (no archive, or names in it that lead out), ResourceExhausted.
+// InvalidArgument (no archive, or names in it that lead out), TooLarge, ResourceExhausted (uploads at once).
 func (b *Builder) PutFiles(ctx context.Context, p sandbox.Principal, name string, in io.Reader) (string, error) {
 	if p.ID == "" || p.Sandbox != "" {
 		return "", errs.New(errs.PermissionDenied, "a sandbox builds no templates")

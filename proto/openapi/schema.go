@@ -128,7 +128,7 @@ func errorSchema() mapping {
 		{"properties", mapping{
 			{"code", mapping{{"type", "string"}, {"description", "A stable machine word."}, {"enum", []any{
 				"internal", "invalid_argument", "not_found", "already_exists", "failed_precondition", "conflict", "permission_denied",
-				"unauthenticated", "resource_exhausted", "unsupported", "deadline_exceeded", "canceled", "unavailable",
+				"unauthenticated", "resource_exhausted", "unsupported", "deadline_exceeded", "canceled", "unavailable", "too_large",
 			}}}},
 			{"message", mapping{{"type", "string"}}},
 			{"hint", mapping{{"type", "string"}, {"description", "What to do next."}}},

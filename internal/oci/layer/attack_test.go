@@ -281,7 +281,7 @@ func TestBombs(t *testing.T) {
 		"zeros at the end": {append(newArchive().done(t), make([]byte, 4<<20)...), Limits{Bytes: 1 << 20}},
 	} {
 		_, err := unpack(t, tt.data, t.TempDir(), tt.lim)
-		if !errs.Is(err, errs.ResourceExhausted) {
+		if !errs.Is(err, errs.TooLarge) {
 			t.Errorf("%s: %v", what, err)
 		} else if _, hint := errs.PublicText(err); hint == "" {
 			t.Errorf("%s: %v has no hint", what, err)
@@ -302,7 +302,7 @@ func TestRatio(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := zippedZeros(t, b.Bytes(), 300<<20)
-	if _, err := unpack(t, data, t.TempDir(), Limits{}); !errs.Is(err, errs.ResourceExhausted) || !strings.Contains(err.Error(), "200 times") {
+	if _, err := unpack(t, data, t.TempDir(), Limits{}); !errs.Is(err, errs.TooLarge) || !strings.Contains(err.Error(), "200 times") {
 		t.Errorf("%d bytes: %v", len(data), err)
 	}
 	if r, err := unpack(t, data, t.TempDir(), Limits{Ratio: 5000}); err != nil || r.Bytes != 300<<20 {

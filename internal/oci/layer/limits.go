@@ -43,12 +43,12 @@ func (l Limits) archive(compressed int64) int64 {
 }
 
 func errBytes(l Limits) error {
-	return errs.New(errs.ResourceExhausted, "the layer unpacks to more than %d MB", l.Bytes>>20).
+	return errs.New(errs.TooLarge, "the layer unpacks to more than %d MB", l.Bytes>>20).
 		WithHint("if you trust it, start the server with a larger --max-image-size")
 }
 
 func errFiles(l Limits) error {
-	return errs.New(errs.ResourceExhausted, "the layer holds more than %d files", l.Files).
+	return errs.New(errs.TooLarge, "the layer holds more than %d files", l.Files).
 		WithHint("if you trust it, start the server with a larger --max-image-files")
 }
 

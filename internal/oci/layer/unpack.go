@@ -63,7 +63,7 @@ type times struct{ sec, nsec int64 }
 
 // Unpack fills root, an empty directory that nobody else changes, from the archive that r holds, of size
 // compressed bytes. The caller sees to it that r is not read further after an error.
-// Kinds: InvalidArgument (a damaged or hostile archive), ResourceExhausted (a limit), Unsupported.
+// Kinds: InvalidArgument (a damaged or hostile archive), TooLarge (a limit), ResourceExhausted (the disk), Unsupported.
 func Unpack(ctx context.Context, r io.Reader, compressed int64, root *os.File, lim Limits) (Result, error) {
 	lim = lim.Filled()
 	plain, err := Decompress(r)
@@ -71,7 +71,7 @@ func Unpack(ctx context.Context, r io.Reader, compressed int64, root *os.File, l
 		return Result{}, err
 	}
 	defer func() { _ = plain.Close() }()
-	ratio := errs.New(errs.ResourceExhausted, "the layer unpacks to more than %d times its size: %d bytes hold at least %d MB",
+	ratio := errs.New(errs.TooLarge, "the layer unpacks to more than %d times its size: %d bytes hold at least %d MB",
 		lim.Ratio, compressed, lim.archive(compressed)>>20).
 		WithHint("if you trust it, start the server with a larger --max-image-ratio")
 	var why error = ratio

@@ -96,7 +96,7 @@ func (r *Repo) get(ctx context.Context, url string, limit int64) (types.MediaTyp
 		return "", nil, err
 	}
 	if int64(len(data)) > limit {
-		return "", nil, errs.New(errs.ResourceExhausted, "the registry's answer is larger than %d MB", limit>>20)
+		return "", nil, errs.New(errs.TooLarge, "the registry's answer is larger than %d MB", limit>>20)
 	}
 	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	return types.MediaType(strings.TrimSpace(kind)), data, nil

@@ -143,7 +143,7 @@ func TestUnpackErrors(t *testing.T) {
 	j := job(t, bomb)
 	j.Limits = layer.Limits{Bytes: 100}
 	_, err := Unpack(t.Context(), j)
-	if _, hint := errs.PublicText(err); !errs.Is(err, errs.ResourceExhausted) || !strings.Contains(hint, "--max-image-size") {
+	if _, hint := errs.PublicText(err); !errs.Is(err, errs.TooLarge) || !strings.Contains(hint, "--max-image-size") {
 		t.Errorf("a bomb: %v", err)
 	}
 	hostile := archive(t, func(w *tar.Writer) { add(t, w, tar.Header{Name: "../x", Mode: 0o644}, "x") })

@@ -409,7 +409,9 @@ type Build struct {
 	// The text of its lock file, where it is ready.
 	Lock string `protobuf:"bytes,26,opt,name=lock,proto3" json:"lock,omitempty"`
 	// Digest of all files that it adds to what it began with.
-	Digest        string `protobuf:"bytes,27,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest string `protobuf:"bytes,27,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Every key may start from its template.
+	Shared        bool `protobuf:"varint,28,opt,name=shared,proto3" json:"shared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -631,6 +633,13 @@ func (x *Build) GetDigest() string {
 		return x.Digest
 	}
 	return ""
+}
+
+func (x *Build) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 // BuildFailure says why a build failed.
@@ -1389,6 +1398,96 @@ func (*DeleteBuiltTemplateResponse) Descriptor() ([]byte, []int) {
 	return file_casemate_v1_build_proto_rawDescGZIP(), []int{16}
 }
 
+type ShareTemplateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A template's name, without a tag: all of them are shared.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// It is shared no longer.
+	Stop          bool `protobuf:"varint,2,opt,name=stop,proto3" json:"stop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareTemplateRequest) Reset() {
+	*x = ShareTemplateRequest{}
+	mi := &file_casemate_v1_build_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareTemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareTemplateRequest) ProtoMessage() {}
+
+func (x *ShareTemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_build_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareTemplateRequest.ProtoReflect.Descriptor instead.
+func (*ShareTemplateRequest) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ShareTemplateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ShareTemplateRequest) GetStop() bool {
+	if x != nil {
+		return x.Stop
+	}
+	return false
+}
+
+type ShareTemplateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareTemplateResponse) Reset() {
+	*x = ShareTemplateResponse{}
+	mi := &file_casemate_v1_build_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareTemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareTemplateResponse) ProtoMessage() {}
+
+func (x *ShareTemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_build_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareTemplateResponse.ProtoReflect.Descriptor instead.
+func (*ShareTemplateResponse) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{18}
+}
+
 type CompareBuildsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A template's name, for its newest build that is ready, or a build's id.
@@ -1400,7 +1499,7 @@ type CompareBuildsRequest struct {
 
 func (x *CompareBuildsRequest) Reset() {
 	*x = CompareBuildsRequest{}
-	mi := &file_casemate_v1_build_proto_msgTypes[17]
+	mi := &file_casemate_v1_build_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1511,7 @@ func (x *CompareBuildsRequest) String() string {
 func (*CompareBuildsRequest) ProtoMessage() {}
 
 func (x *CompareBuildsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_build_proto_msgTypes[17]
+	mi := &file_casemate_v1_build_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1524,7 @@ func (x *CompareBuildsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareBuildsRequest.ProtoReflect.Descriptor instead.
 func (*CompareBuildsRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_build_proto_rawDescGZIP(), []int{17}
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CompareBuildsRequest) GetFrom() string {
@@ -1456,7 +1555,7 @@ type BuildDifference struct {
 
 func (x *BuildDifference) Reset() {
 	*x = BuildDifference{}
-	mi := &file_casemate_v1_build_proto_msgTypes[18]
+	mi := &file_casemate_v1_build_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1567,7 @@ func (x *BuildDifference) String() string {
 func (*BuildDifference) ProtoMessage() {}
 
 func (x *BuildDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_build_proto_msgTypes[18]
+	mi := &file_casemate_v1_build_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1580,7 @@ func (x *BuildDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildDifference.ProtoReflect.Descriptor instead.
 func (*BuildDifference) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_build_proto_rawDescGZIP(), []int{18}
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BuildDifference) GetPackages() []*PackageChange {
@@ -1529,7 +1628,7 @@ type PackageChange struct {
 
 func (x *PackageChange) Reset() {
 	*x = PackageChange{}
-	mi := &file_casemate_v1_build_proto_msgTypes[19]
+	mi := &file_casemate_v1_build_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1640,7 @@ func (x *PackageChange) String() string {
 func (*PackageChange) ProtoMessage() {}
 
 func (x *PackageChange) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_build_proto_msgTypes[19]
+	mi := &file_casemate_v1_build_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1653,7 @@ func (x *PackageChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackageChange.ProtoReflect.Descriptor instead.
 func (*PackageChange) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_build_proto_rawDescGZIP(), []int{19}
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PackageChange) GetManager() string {
@@ -1604,7 +1703,7 @@ type SettingChange struct {
 
 func (x *SettingChange) Reset() {
 	*x = SettingChange{}
-	mi := &file_casemate_v1_build_proto_msgTypes[20]
+	mi := &file_casemate_v1_build_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1715,7 @@ func (x *SettingChange) String() string {
 func (*SettingChange) ProtoMessage() {}
 
 func (x *SettingChange) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_build_proto_msgTypes[20]
+	mi := &file_casemate_v1_build_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1728,7 @@ func (x *SettingChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingChange.ProtoReflect.Descriptor instead.
 func (*SettingChange) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_build_proto_rawDescGZIP(), []int{20}
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SettingChange) GetName() string {
@@ -1664,7 +1763,7 @@ type UploadBuildFilesRequest struct {
 
 func (x *UploadBuildFilesRequest) Reset() {
 	*x = UploadBuildFilesRequest{}
-	mi := &file_casemate_v1_build_proto_msgTypes[21]
+	mi := &file_casemate_v1_build_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1775,7 @@ func (x *UploadBuildFilesRequest) String() string {
 func (*UploadBuildFilesRequest) ProtoMessage() {}
 
 func (x *UploadBuildFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_build_proto_msgTypes[21]
+	mi := &file_casemate_v1_build_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1788,7 @@ func (x *UploadBuildFilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadBuildFilesRequest.ProtoReflect.Descriptor instead.
 func (*UploadBuildFilesRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_build_proto_rawDescGZIP(), []int{21}
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UploadBuildFilesRequest) GetName() string {
@@ -1716,7 +1815,7 @@ type BuildFiles struct {
 
 func (x *BuildFiles) Reset() {
 	*x = BuildFiles{}
-	mi := &file_casemate_v1_build_proto_msgTypes[22]
+	mi := &file_casemate_v1_build_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1827,7 @@ func (x *BuildFiles) String() string {
 func (*BuildFiles) ProtoMessage() {}
 
 func (x *BuildFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_build_proto_msgTypes[22]
+	mi := &file_casemate_v1_build_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1840,7 @@ func (x *BuildFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildFiles.ProtoReflect.Descriptor instead.
 func (*BuildFiles) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_build_proto_rawDescGZIP(), []int{22}
+	return file_casemate_v1_build_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BuildFiles) GetName() string {
@@ -1792,7 +1891,7 @@ const file_casemate_v1_build_proto_rawDesc = "" +
 	"\x04args\x18\x04 \x03(\v2!.casemate.v1.Dockerfile.ArgsEntryR\x04args\x1a7\n" +
 	"\tArgsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x06\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x12\n" +
@@ -1825,7 +1924,8 @@ const file_casemate_v1_build_proto_rawDesc = "" +
 	"\x05ready\x18\x18 \x01(\tR\x05ready\x12\x14\n" +
 	"\x05bytes\x18\x19 \x01(\x03R\x05bytes\x12\x12\n" +
 	"\x04lock\x18\x1a \x01(\tR\x04lock\x12\x16\n" +
-	"\x06digest\x18\x1b \x01(\tR\x06digest\x1a9\n" +
+	"\x06digest\x18\x1b \x01(\tR\x06digest\x12\x16\n" +
+	"\x06shared\x18\x1c \x01(\bR\x06shared\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
@@ -1875,7 +1975,11 @@ const file_casemate_v1_build_proto_rawDesc = "" +
 	"\x05build\x18\x01 \x01(\tR\x05build\"0\n" +
 	"\x1aDeleteBuiltTemplateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x1d\n" +
-	"\x1bDeleteBuiltTemplateResponse\":\n" +
+	"\x1bDeleteBuiltTemplateResponse\">\n" +
+	"\x14ShareTemplateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04stop\x18\x02 \x01(\bR\x04stop\"\x17\n" +
+	"\x15ShareTemplateResponse\":\n" +
 	"\x14CompareBuildsRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\xcb\x01\n" +
@@ -1900,7 +2004,7 @@ const file_casemate_v1_build_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\" \n" +
 	"\n" +
 	"BuildFiles\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name2\xbf\a\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name2\xbb\b\n" +
 	"\fBuildService\x12]\n" +
 	"\vCreateBuild\x12\x1f.casemate.v1.CreateBuildRequest\x1a\x12.casemate.v1.Build\"\x19\xb8\xd7\x18\x02\x82\xd3\xe4\x93\x02\x0f:\x01*\"\n" +
 	"/v1/builds\x12\\\n" +
@@ -1913,7 +2017,8 @@ const file_casemate_v1_build_proto_rawDesc = "" +
 	"\vCancelBuild\x12\x1f.casemate.v1.CancelBuildRequest\x1a\x12.casemate.v1.Build\"(\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02\x1e:\x01*\"\x19/v1/builds/{build}/cancel\x12\x80\x01\n" +
 	"\x13DeleteBuiltTemplate\x12'.casemate.v1.DeleteBuiltTemplateRequest\x1a(.casemate.v1.DeleteBuiltTemplateResponse\"\x16\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02\f*\n" +
 	"/v1/builds\x12p\n" +
-	"\rCompareBuilds\x12!.casemate.v1.CompareBuildsRequest\x1a\x1c.casemate.v1.BuildDifference\"\x1e\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/compare/builds\x12Y\n" +
+	"\rCompareBuilds\x12!.casemate.v1.CompareBuildsRequest\x1a\x1c.casemate.v1.BuildDifference\"\x1e\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\x14\x12\x12/v1/compare/builds\x12z\n" +
+	"\rShareTemplate\x12!.casemate.v1.ShareTemplateRequest\x1a\".casemate.v1.ShareTemplateResponse\"\"\xb8\xd7\x18\a\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/v1/templates/share\x12Y\n" +
 	"\x10UploadBuildFiles\x12$.casemate.v1.UploadBuildFilesRequest\x1a\x17.casemate.v1.BuildFiles\"\x04\xb8\xd7\x18\x02(\x01B+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
@@ -1928,7 +2033,7 @@ func file_casemate_v1_build_proto_rawDescGZIP() []byte {
 	return file_casemate_v1_build_proto_rawDescData
 }
 
-var file_casemate_v1_build_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_casemate_v1_build_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_casemate_v1_build_proto_goTypes = []any{
 	(*CreateBuildRequest)(nil),          // 0: casemate.v1.CreateBuildRequest
 	(*BuildStep)(nil),                   // 1: casemate.v1.BuildStep
@@ -1947,47 +2052,49 @@ var file_casemate_v1_build_proto_goTypes = []any{
 	(*CancelBuildRequest)(nil),          // 14: casemate.v1.CancelBuildRequest
 	(*DeleteBuiltTemplateRequest)(nil),  // 15: casemate.v1.DeleteBuiltTemplateRequest
 	(*DeleteBuiltTemplateResponse)(nil), // 16: casemate.v1.DeleteBuiltTemplateResponse
-	(*CompareBuildsRequest)(nil),        // 17: casemate.v1.CompareBuildsRequest
-	(*BuildDifference)(nil),             // 18: casemate.v1.BuildDifference
-	(*PackageChange)(nil),               // 19: casemate.v1.PackageChange
-	(*SettingChange)(nil),               // 20: casemate.v1.SettingChange
-	(*UploadBuildFilesRequest)(nil),     // 21: casemate.v1.UploadBuildFilesRequest
-	(*BuildFiles)(nil),                  // 22: casemate.v1.BuildFiles
-	nil,                                 // 23: casemate.v1.Dockerfile.ArgsEntry
-	nil,                                 // 24: casemate.v1.Build.LabelsEntry
-	(*durationpb.Duration)(nil),         // 25: google.protobuf.Duration
-	(*Limits)(nil),                      // 26: casemate.v1.Limits
-	(*Network)(nil),                     // 27: casemate.v1.Network
-	(*timestamppb.Timestamp)(nil),       // 28: google.protobuf.Timestamp
-	(*Change)(nil),                      // 29: casemate.v1.Change
+	(*ShareTemplateRequest)(nil),        // 17: casemate.v1.ShareTemplateRequest
+	(*ShareTemplateResponse)(nil),       // 18: casemate.v1.ShareTemplateResponse
+	(*CompareBuildsRequest)(nil),        // 19: casemate.v1.CompareBuildsRequest
+	(*BuildDifference)(nil),             // 20: casemate.v1.BuildDifference
+	(*PackageChange)(nil),               // 21: casemate.v1.PackageChange
+	(*SettingChange)(nil),               // 22: casemate.v1.SettingChange
+	(*UploadBuildFilesRequest)(nil),     // 23: casemate.v1.UploadBuildFilesRequest
+	(*BuildFiles)(nil),                  // 24: casemate.v1.BuildFiles
+	nil,                                 // 25: casemate.v1.Dockerfile.ArgsEntry
+	nil,                                 // 26: casemate.v1.Build.LabelsEntry
+	(*durationpb.Duration)(nil),         // 27: google.protobuf.Duration
+	(*Limits)(nil),                      // 28: casemate.v1.Limits
+	(*Network)(nil),                     // 29: casemate.v1.Network
+	(*timestamppb.Timestamp)(nil),       // 30: google.protobuf.Timestamp
+	(*Change)(nil),                      // 31: casemate.v1.Change
 }
 var file_casemate_v1_build_proto_depIdxs = []int32{
 	1,  // 0: casemate.v1.CreateBuildRequest.steps:type_name -> casemate.v1.BuildStep
 	2,  // 1: casemate.v1.CreateBuildRequest.dockerfile:type_name -> casemate.v1.Dockerfile
-	25, // 2: casemate.v1.CreateBuildRequest.ready_within:type_name -> google.protobuf.Duration
-	26, // 3: casemate.v1.CreateBuildRequest.limits:type_name -> casemate.v1.Limits
-	26, // 4: casemate.v1.CreateBuildRequest.build_limits:type_name -> casemate.v1.Limits
-	27, // 5: casemate.v1.CreateBuildRequest.network:type_name -> casemate.v1.Network
-	25, // 6: casemate.v1.CreateBuildRequest.timeout:type_name -> google.protobuf.Duration
-	25, // 7: casemate.v1.CreateBuildRequest.step_timeout:type_name -> google.protobuf.Duration
-	28, // 8: casemate.v1.CreateBuildRequest.epoch:type_name -> google.protobuf.Timestamp
-	23, // 9: casemate.v1.Dockerfile.args:type_name -> casemate.v1.Dockerfile.ArgsEntry
+	27, // 2: casemate.v1.CreateBuildRequest.ready_within:type_name -> google.protobuf.Duration
+	28, // 3: casemate.v1.CreateBuildRequest.limits:type_name -> casemate.v1.Limits
+	28, // 4: casemate.v1.CreateBuildRequest.build_limits:type_name -> casemate.v1.Limits
+	29, // 5: casemate.v1.CreateBuildRequest.network:type_name -> casemate.v1.Network
+	27, // 6: casemate.v1.CreateBuildRequest.timeout:type_name -> google.protobuf.Duration
+	27, // 7: casemate.v1.CreateBuildRequest.step_timeout:type_name -> google.protobuf.Duration
+	30, // 8: casemate.v1.CreateBuildRequest.epoch:type_name -> google.protobuf.Timestamp
+	25, // 9: casemate.v1.Dockerfile.args:type_name -> casemate.v1.Dockerfile.ArgsEntry
 	4,  // 10: casemate.v1.Build.failure:type_name -> casemate.v1.BuildFailure
-	28, // 11: casemate.v1.Build.created_at:type_name -> google.protobuf.Timestamp
-	28, // 12: casemate.v1.Build.started_at:type_name -> google.protobuf.Timestamp
-	28, // 13: casemate.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	30, // 11: casemate.v1.Build.created_at:type_name -> google.protobuf.Timestamp
+	30, // 12: casemate.v1.Build.started_at:type_name -> google.protobuf.Timestamp
+	30, // 13: casemate.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
 	5,  // 14: casemate.v1.Build.steps:type_name -> casemate.v1.BuildStepResult
-	26, // 15: casemate.v1.Build.limits:type_name -> casemate.v1.Limits
-	24, // 16: casemate.v1.Build.labels:type_name -> casemate.v1.Build.LabelsEntry
-	25, // 17: casemate.v1.BuildStepResult.took:type_name -> google.protobuf.Duration
+	28, // 15: casemate.v1.Build.limits:type_name -> casemate.v1.Limits
+	26, // 16: casemate.v1.Build.labels:type_name -> casemate.v1.Build.LabelsEntry
+	27, // 17: casemate.v1.BuildStepResult.took:type_name -> google.protobuf.Duration
 	3,  // 18: casemate.v1.ListBuildsResponse.builds:type_name -> casemate.v1.Build
 	11, // 19: casemate.v1.ListBuildLogsResponse.entries:type_name -> casemate.v1.BuildLogEntry
-	28, // 20: casemate.v1.BuildLogEntry.time:type_name -> google.protobuf.Timestamp
+	30, // 20: casemate.v1.BuildLogEntry.time:type_name -> google.protobuf.Timestamp
 	11, // 21: casemate.v1.BuildUpdate.entry:type_name -> casemate.v1.BuildLogEntry
 	3,  // 22: casemate.v1.BuildUpdate.build:type_name -> casemate.v1.Build
-	19, // 23: casemate.v1.BuildDifference.packages:type_name -> casemate.v1.PackageChange
-	29, // 24: casemate.v1.BuildDifference.files:type_name -> casemate.v1.Change
-	20, // 25: casemate.v1.BuildDifference.settings:type_name -> casemate.v1.SettingChange
+	21, // 23: casemate.v1.BuildDifference.packages:type_name -> casemate.v1.PackageChange
+	31, // 24: casemate.v1.BuildDifference.files:type_name -> casemate.v1.Change
+	22, // 25: casemate.v1.BuildDifference.settings:type_name -> casemate.v1.SettingChange
 	0,  // 26: casemate.v1.BuildService.CreateBuild:input_type -> casemate.v1.CreateBuildRequest
 	6,  // 27: casemate.v1.BuildService.GetBuild:input_type -> casemate.v1.GetBuildRequest
 	7,  // 28: casemate.v1.BuildService.ListBuilds:input_type -> casemate.v1.ListBuildsRequest
@@ -1995,19 +2102,21 @@ var file_casemate_v1_build_proto_depIdxs = []int32{
 	12, // 30: casemate.v1.BuildService.FollowBuild:input_type -> casemate.v1.FollowBuildRequest
 	14, // 31: casemate.v1.BuildService.CancelBuild:input_type -> casemate.v1.CancelBuildRequest
 	15, // 32: casemate.v1.BuildService.DeleteBuiltTemplate:input_type -> casemate.v1.DeleteBuiltTemplateRequest
-	17, // 33: casemate.v1.BuildService.CompareBuilds:input_type -> casemate.v1.CompareBuildsRequest
-	21, // 34: casemate.v1.BuildService.UploadBuildFiles:input_type -> casemate.v1.UploadBuildFilesRequest
-	3,  // 35: casemate.v1.BuildService.CreateBuild:output_type -> casemate.v1.Build
-	3,  // 36: casemate.v1.BuildService.GetBuild:output_type -> casemate.v1.Build
-	8,  // 37: casemate.v1.BuildService.ListBuilds:output_type -> casemate.v1.ListBuildsResponse
-	10, // 38: casemate.v1.BuildService.ListBuildLogs:output_type -> casemate.v1.ListBuildLogsResponse
-	13, // 39: casemate.v1.BuildService.FollowBuild:output_type -> casemate.v1.BuildUpdate
-	3,  // 40: casemate.v1.BuildService.CancelBuild:output_type -> casemate.v1.Build
-	16, // 41: casemate.v1.BuildService.DeleteBuiltTemplate:output_type -> casemate.v1.DeleteBuiltTemplateResponse
-	18, // 42: casemate.v1.BuildService.CompareBuilds:output_type -> casemate.v1.BuildDifference
-	22, // 43: casemate.v1.BuildService.UploadBuildFiles:output_type -> casemate.v1.BuildFiles
-	35, // [35:44] is the sub-list for method output_type
-	26, // [26:35] is the sub-list for method input_type
+	19, // 33: casemate.v1.BuildService.CompareBuilds:input_type -> casemate.v1.CompareBuildsRequest
+	17, // 34: casemate.v1.BuildService.ShareTemplate:input_type -> casemate.v1.ShareTemplateRequest
+	23, // 35: casemate.v1.BuildService.UploadBuildFiles:input_type -> casemate.v1.UploadBuildFilesRequest
+	3,  // 36: casemate.v1.BuildService.CreateBuild:output_type -> casemate.v1.Build
+	3,  // 37: casemate.v1.BuildService.GetBuild:output_type -> casemate.v1.Build
+	8,  // 38: casemate.v1.BuildService.ListBuilds:output_type -> casemate.v1.ListBuildsResponse
+	10, // 39: casemate.v1.BuildService.ListBuildLogs:output_type -> casemate.v1.ListBuildLogsResponse
+	13, // 40: casemate.v1.BuildService.FollowBuild:output_type -> casemate.v1.BuildUpdate
+	3,  // 41: casemate.v1.BuildService.CancelBuild:output_type -> casemate.v1.Build
+	16, // 42: casemate.v1.BuildService.DeleteBuiltTemplate:output_type -> casemate.v1.DeleteBuiltTemplateResponse
+	20, // 43: casemate.v1.BuildService.CompareBuilds:output_type -> casemate.v1.BuildDifference
+	18, // 44: casemate.v1.BuildService.ShareTemplate:output_type -> casemate.v1.ShareTemplateResponse
+	24, // 45: casemate.v1.BuildService.UploadBuildFiles:output_type -> casemate.v1.BuildFiles
+	36, // [36:46] is the sub-list for method output_type
+	26, // [26:36] is the sub-list for method input_type
 	26, // [26:26] is the sub-list for extension type_name
 	26, // [26:26] is the sub-list for extension extendee
 	0,  // [0:26] is the sub-list for field type_name
@@ -2027,7 +2136,7 @@ func file_casemate_v1_build_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_casemate_v1_build_proto_rawDesc), len(file_casemate_v1_build_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

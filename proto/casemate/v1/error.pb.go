@@ -27,7 +27,7 @@ type ErrorDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A stable machine word: internal, invalid_argument, not_found, already_exists,
 	// failed_precondition, conflict, permission_denied, unauthenticated, resource_exhausted,
-	// unsupported, deadline_exceeded, canceled or unavailable.
+	// too_large, unsupported, deadline_exceeded, canceled or unavailable.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// What to do next; may be empty.
 	Hint string `protobuf:"bytes,2,opt,name=hint,proto3" json:"hint,omitempty"`

@@ -55,6 +55,9 @@ const (
 	// BuildServiceCompareBuildsProcedure is the fully-qualified name of the BuildService's
 	// CompareBuilds RPC.
 	BuildServiceCompareBuildsProcedure = "/casemate.v1.BuildService/CompareBuilds"
+	// BuildServiceShareTemplateProcedure is the fully-qualified name of the BuildService's
+	// ShareTemplate RPC.
+	BuildServiceShareTemplateProcedure = "/casemate.v1.BuildService/ShareTemplate"
 	// BuildServiceUploadBuildFilesProcedure is the fully-qualified name of the BuildService's
 	// UploadBuildFiles RPC.
 	BuildServiceUploadBuildFilesProcedure = "/casemate.v1.BuildService/UploadBuildFiles"
@@ -79,6 +82,9 @@ type BuildServiceClient interface {
 	DeleteBuiltTemplate(context.Context, *v1.DeleteBuiltTemplateRequest) (*v1.DeleteBuiltTemplateResponse, error)
 	// CompareBuilds tells what two builds differ in: packages, files, environment.
 	CompareBuilds(context.Context, *v1.CompareBuildsRequest) (*v1.BuildDifference, error)
+	// ShareTemplate lets every key start sandboxes from a template that was built, and build upon it; or no longer.
+	// Sandboxes that are there keep what they have.
+	ShareTemplate(context.Context, *v1.ShareTemplateRequest) (*v1.ShareTemplateResponse, error)
 	// UploadBuildFiles keeps an archive of files for a build, for a day after its last use: tar, perhaps compressed
 	// by gzip, bzip2 or zstd.
 	UploadBuildFiles(context.Context) (*connect.ClientStreamForClientSimple[v1.UploadBuildFilesRequest, v1.BuildFiles], error)
@@ -143,6 +149,12 @@ func NewBuildServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(buildServiceMethods.ByName("CompareBuilds")),
 			connect.WithClientOptions(opts...),
 		),
+		shareTemplate: connect.NewClient[v1.ShareTemplateRequest, v1.ShareTemplateResponse](
+			httpClient,
+			baseURL+BuildServiceShareTemplateProcedure,
+			connect.WithSchema(buildServiceMethods.ByName("ShareTemplate")),
+			connect.WithClientOptions(opts...),
+		),
 		uploadBuildFiles: connect.NewClient[v1.UploadBuildFilesRequest, v1.BuildFiles](
 			httpClient,
 			baseURL+BuildServiceUploadBuildFilesProcedure,
@@ -162,6 +174,7 @@ type buildServiceClient struct {
 	cancelBuild         *connect.Client[v1.CancelBuildRequest, v1.Build]
 	deleteBuiltTemplate *connect.Client[v1.DeleteBuiltTemplateRequest, v1.DeleteBuiltTemplateResponse]
 	compareBuilds       *connect.Client[v1.CompareBuildsRequest, v1.BuildDifference]
+	shareTemplate       *connect.Client[v1.ShareTemplateRequest, v1.ShareTemplateResponse]
 	uploadBuildFiles    *connect.Client[v1.UploadBuildFilesRequest, v1.BuildFiles]
 }
 
@@ -233,6 +246,15 @@ func (c *buildServiceClient) CompareBuilds(ctx context.Context, req *v1.CompareB
 	return nil, err
 }
 
+// ShareTemplate calls casemate.v1.BuildService.ShareTemplate.
+func (c *buildServiceClient) ShareTemplate(ctx context.Context, req *v1.ShareTemplateRequest) (*v1.ShareTemplateResponse, error) {
+	response, err := c.shareTemplate.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // UploadBuildFiles calls casemate.v1.BuildService.UploadBuildFiles.
 func (c *buildServiceClient) UploadBuildFiles(ctx context.Context) (*connect.ClientStreamForClientSimple[v1.UploadBuildFilesRequest, v1.BuildFiles], error) {
 	return c.uploadBuildFiles.CallClientStreamSimple(ctx)
@@ -257,6 +279,9 @@ type BuildServiceHandler interface {
 	DeleteBuiltTemplate(context.Context, *v1.DeleteBuiltTemplateRequest) (*v1.DeleteBuiltTemplateResponse, error)
 	// CompareBuilds tells what two builds differ in: packages, files, environment.
 	CompareBuilds(context.Context, *v1.CompareBuildsRequest) (*v1.BuildDifference, error)
+	// ShareTemplate lets every key start sandboxes from a template that was built, and build upon it; or no longer.
+	// Sandboxes that are there keep what they have.
+	ShareTemplate(context.Context, *v1.ShareTemplateRequest) (*v1.ShareTemplateResponse, error)
 	// UploadBuildFiles keeps an archive of files for a build, for a day after its last use: tar, perhaps compressed
 	// by gzip, bzip2 or zstd.
 	UploadBuildFiles(context.Context, *connect.ClientStream[v1.UploadBuildFilesRequest]) (*v1.BuildFiles, error)
@@ -317,6 +342,12 @@ func NewBuildServiceHandler(svc BuildServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(buildServiceMethods.ByName("CompareBuilds")),
 		connect.WithHandlerOptions(opts...),
 	)
+	buildServiceShareTemplateHandler := connect.NewUnaryHandlerSimple(
+		BuildServiceShareTemplateProcedure,
+		svc.ShareTemplate,
+		connect.WithSchema(buildServiceMethods.ByName("ShareTemplate")),
+		connect.WithHandlerOptions(opts...),
+	)
 	buildServiceUploadBuildFilesHandler := connect.NewClientStreamHandlerSimple(
 		BuildServiceUploadBuildFilesProcedure,
 		svc.UploadBuildFiles,
@@ -341,6 +372,8 @@ func NewBuildServiceHandler(svc BuildServiceHandler, opts ...connect.HandlerOpti
 			buildServiceDeleteBuiltTemplateHandler.ServeHTTP(w, r)
 		case BuildServiceCompareBuildsProcedure:
 			buildServiceCompareBuildsHandler.ServeHTTP(w, r)
+		case BuildServiceShareTemplateProcedure:
+			buildServiceShareTemplateHandler.ServeHTTP(w, r)
 		case BuildServiceUploadBuildFilesProcedure:
 			buildServiceUploadBuildFilesHandler.ServeHTTP(w, r)
 		default:
@@ -382,6 +415,10 @@ func (UnimplementedBuildServiceHandler) DeleteBuiltTemplate(context.Context, *v1
 
 func (UnimplementedBuildServiceHandler) CompareBuilds(context.Context, *v1.CompareBuildsRequest) (*v1.BuildDifference, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.BuildService.CompareBuilds is not implemented"))
+}
+
+func (UnimplementedBuildServiceHandler) ShareTemplate(context.Context, *v1.ShareTemplateRequest) (*v1.ShareTemplateResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.BuildService.ShareTemplate is not implemented"))
 }
 
 func (UnimplementedBuildServiceHandler) UploadBuildFiles(context.Context, *connect.ClientStream[v1.UploadBuildFilesRequest]) (*v1.BuildFiles, error) {
