@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 )
 
@@ -96,7 +97,7 @@ func beginActive(dir string, size int64, state string) (*active, error) {
 		err = f.Sync()
 	}
 	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = durable.Rename(path+".new", path)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("begin active streams: %w", err), f.Close())

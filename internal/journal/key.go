@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/mod/sumdb/note"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
-	"casemate.dev/internal/journal/tree"
 )
 
 // The files of a journal's key in the keys directory: the private one has mode 0600.
@@ -85,7 +85,7 @@ func makeKey(dir, name string) (Key, error) {
 	if err != nil {
 		return Key{}, fmt.Errorf("make the journal's key: %w", err)
 	}
-	if err := tree.Replace(filepath.Join(dir, KeyFile), []byte(private+"\n")); err != nil {
+	if err := durable.Replace(filepath.Join(dir, KeyFile), []byte(private+"\n")); err != nil {
 		return Key{}, fmt.Errorf("make the journal's key: %w", err)
 	}
 	return LoadKey(dir, name)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/linux/fd"
 )
@@ -54,7 +55,7 @@ func (copies) keep(ctx context.Context, files, dst string, fixed func()) (int64,
 	if err := copyKept(ctx, files, tmp, fixed); err != nil {
 		return 0, errors.Join(err, copies{}.dropKept(tmp))
 	}
-	return size, renameSynced(tmp, dst)
+	return size, durable.Rename(tmp, dst)
 }
 
 // FreeBytes returns how many bytes are free on the file system of dir.
@@ -68,19 +69,6 @@ func FreeBytes(dir string) (int64, error) {
 
 // halfSuffix marks a layer that is being copied.
 const halfSuffix = ".half"
-
-// renameSynced renames a directory whose contents are on disk, so that the new name is as well.
-func renameSynced(from, to string) error {
-	if err := os.Rename(from, to); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(to))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
-}
 
 // unchanged can't be told of a copy.
 func (copies) unchanged(string, string) bool { return false }

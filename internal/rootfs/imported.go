@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/linux/fd"
 )
@@ -220,7 +221,7 @@ func (d *Draft) Finish(ctx context.Context, id string, fit Fit, n LayerNote) err
 	if err := fd.SyncFS(dir); err != nil {
 		return err
 	}
-	if err := renameSynced(d.dir, d.s.importedDir(id)); err != nil {
+	if err := durable.Rename(d.dir, d.s.importedDir(id)); err != nil {
 		if _, _, rerr := d.s.ImportedLayer(id); rerr == nil {
 			return nil // another import was faster
 		}
@@ -362,7 +363,7 @@ func (s *Store) PutImage(ctx context.Context, img Image) error {
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(tmp+"/image.json", data); err != nil {
+	if err := durable.Replace(tmp+"/image.json", data); err != nil {
 		return err
 	}
 	if err := os.Rename(tmp, s.imageDir(img.ID)); err != nil && !errors.Is(err, fs.ErrExist) {

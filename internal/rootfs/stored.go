@@ -2,7 +2,6 @@ package rootfs
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 )
 
@@ -118,7 +118,7 @@ func (s *Store) PutTemplate(t Stored) error {
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(s.notePath(t.Name), data); err != nil {
+	if err := durable.Replace(s.notePath(t.Name), data); err != nil {
 		return fmt.Errorf("note template %s: %w", t.Name, err)
 	}
 	m.stored[t.Name] = t
@@ -220,22 +220,4 @@ func (s *Store) fromStored(t Stored, r Request) (Plan, error) {
 	p := Plan{Lowers: s.shownBy(img)}
 	t.Settings.apply(&p, r.Profile)
 	return p, nil
-}
-
-// writeSynced writes a file at once and for good: its name leads to the old bytes or to the new ones,
-// also after a power loss.
-func writeSynced(path string, data []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	return renameSynced(tmp, path)
 }

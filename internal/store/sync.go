@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 )
 
@@ -57,18 +58,10 @@ func openWAL(conn driver.Conn, path string) (*os.File, error) {
 		return nil, fmt.Errorf("open write-ahead log: %w", err)
 	}
 	// A new file is only there after a power loss if its directory was flushed.
-	if err := syncDir(filepath.Dir(path)); err != nil {
+	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
 		return nil, errors.Join(err, wal.Close())
 	}
 	return wal, nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("flush directory: %w", err)
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 func newSyncer(cfg Config, path string, wal, spool *os.File) *syncer {

@@ -1,7 +1,6 @@
 package tree
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 )
 
@@ -111,7 +111,7 @@ func (t *Tree) publish() error {
 			return err
 		}
 	}
-	if err := Replace(filepath.Join(t.cfg.Dir, checkpointName), head.note); err != nil {
+	if err := durable.Replace(filepath.Join(t.cfg.Dir, checkpointName), head.note); err != nil {
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
 	t.mu.Lock()
@@ -154,7 +154,7 @@ func (t *Tree) saveTile(one tile) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("make tile directory: %w", err)
 	}
-	if err := Replace(path, one.hashes); err != nil {
+	if err := durable.Replace(path, one.hashes); err != nil {
 		return fmt.Errorf("write tile: %w", err)
 	}
 	return nil
@@ -172,32 +172,4 @@ func (t *Tree) dropPartial(old, now int64) {
 			}
 		}
 	}
-}
-
-// Replace writes a file whole or not at all, also against a power loss; only its owner may read it.
-func Replace(path string, data []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("flush directory: %w", err)
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

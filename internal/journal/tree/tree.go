@@ -12,6 +12,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
 
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 )
 
@@ -137,7 +138,7 @@ func Open(cfg Config) (*Tree, error) {
 	if err := t.recover(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if err := syncDir(cfg.Dir); err != nil {
+	if err := durable.SyncDir(cfg.Dir); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	t.loop.Go(t.run)
