@@ -191,7 +191,10 @@ func assemble(c *conn) *Client {
 		State:     &State{c, casematev1connect.NewStateServiceClient(c.http, c.base, opts...)},
 		Images:    &Images{c, casematev1connect.NewImageServiceClient(c.http, c.base, opts...)},
 		Builds:    &Builds{c, casematev1connect.NewBuildServiceClient(c.http, c.base, opts...)},
-		Journal:   &Journal{c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...), casematev1connect.NewProofServiceClient(c.http, c.base, opts...)},
+		Journal: &Journal{
+			c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...),
+			casematev1connect.NewProofServiceClient(c.http, c.base, opts...), casematev1connect.NewRecordServiceClient(c.http, c.base, opts...),
+		},
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),
 		},

@@ -15,6 +15,8 @@ type (
 	Checkpoint = v1.Checkpoint
 	// Event is one recorded thing that happened.
 	Event = v1.Event
+	// Body is content that an event speaks of, as far as it is kept.
+	Body = v1.ReadBodyResponse
 	// Version names a server and what it runs on.
 	Version = v1.Version
 	// Authority is a server's own certificate authority.
@@ -36,6 +38,7 @@ type Journal struct {
 	conn   *conn
 	rpc    casematev1connect.JournalServiceClient
 	proofs casematev1connect.ProofServiceClient
+	bodies casematev1connect.RecordServiceClient
 }
 
 // Checkpoint returns the journal's newest signed checkpoint and the key that it is verified with. Keep it where
@@ -66,6 +69,18 @@ func (j *Journal) Export(ctx context.Context, sandbox string, heads []string, w 
 func (j *Journal) Events(ctx context.Context, sandbox string, after uint64, limit int) ([]*Event, error) {
 	resp, err := j.rpc.ListEvents(ctx, &v1.ListEventsRequest{Sandbox: sandbox, After: after, Limit: int32(min(limit, 1000))})
 	return resp.GetEvents(), j.conn.wrap(err)
+}
+
+// Body returns content that an event speaks of, with its name as "guest.stdout". NotFound: it was erased, or never kept.
+func (j *Journal) Body(ctx context.Context, sandbox string, event uint64, name string) (*Body, error) {
+	b, err := j.bodies.ReadBody(ctx, &v1.ReadBodyRequest{Sandbox: sandbox, Event: event, Name: name})
+	return b, j.conn.wrap(err)
+}
+
+// Redact erases content that an event speaks of, the named bodies or all of them, and returns the event that records it.
+func (j *Journal) Redact(ctx context.Context, sandbox string, event uint64, names []string, reason string) (*Event, error) {
+	e, err := j.bodies.RedactEvent(ctx, &v1.RedactEventRequest{Sandbox: sandbox, Event: event, Names: names, Reason: reason})
+	return e, j.conn.wrap(err)
 }
 
 // Follow calls each with every event after the counter after, as they are recorded, until ctx ends,

@@ -63,6 +63,7 @@ func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
 		FilesOnly: s.FilesOnly,
 		Commit:    s.Spec.Commit,
 		Head:      s.Head,
+		Record:    string(s.Spec.Record),
 	}
 	if s.Applied.Backend != "" {
 		m.Applied = appliedMessage(s.Applied)
@@ -136,6 +137,7 @@ func specOf(m *v1.CreateSandboxRequest) sandbox.Spec {
 		AllowMissing: m.GetAllowMissing(),
 		Network:      networkOf(m.GetNetwork()),
 		NoNetwork:    m.GetNoNetwork(),
+		Record:       sandbox.Recording(m.GetRecord()),
 	}
 	if m.GetLifetime() != nil {
 		s.Lifetime = m.GetLifetime().AsDuration()
@@ -242,11 +244,19 @@ func eventMessage(e journal.Event) *v1.Event {
 	return m
 }
 
-// showBody puts a process's arguments, which are JSON, in the place of their hash.
+// showBody puts a process's arguments, which are JSON, and code in the place of their hash.
 func showBody(facts *structpb.Struct, b journal.Body) {
+	if int64(len(b.Data)) != b.Size || b.Size == 0 || facts.GetFields()[b.Name] == nil {
+		return
+	}
 	var v structpb.Value
-	if b.Name == "argv" && int64(len(b.Data)) == b.Size && b.Size > 0 && facts.GetFields()[b.Name] != nil && v.UnmarshalJSON(b.Data) == nil {
-		facts.Fields[b.Name] = &v
+	switch b.Name {
+	case "argv":
+		if v.UnmarshalJSON(b.Data) == nil {
+			facts.Fields[b.Name] = &v
+		}
+	case "code":
+		facts.Fields[b.Name] = structpb.NewStringValue(strings.ToValidUTF8(string(b.Data), "\uFFFD"))
 	}
 }
 

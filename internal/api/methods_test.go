@@ -80,6 +80,8 @@ func steps() []step {
 		{"ProofService/GetCheckpoint", "GET /v1/journal/checkpoint", `{}`, `"key":"casemate.test/`},
 		{"ProofService/ExportBundle", "", `{"sandbox":"${box}"}`, `"data":"`},
 		{"JournalService/ListEvents", "GET /v1/sandboxes/${box}/events", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
+		{"RecordService/ReadBody", "GET /v1/sandboxes/${box}/events/4/bodies/server.argv", `{"sandbox":"${box}","event":"4","name":"server.argv"}`, `"bytes":"`},
+		{"RecordService/RedactEvent", "POST /v1/sandboxes/${box}/events/4/redact", `{"sandbox":"${box}","event":"4","reason":"for tests"}`, `"type":"body.redacted"`},
 		{"JournalService/FollowEvents", "", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
 		{"SecretService/SetSecret", "PUT /v1/secrets/tool", `{"name":"tool","class":"tool","value":"a value for tests"}`, `"version":"1"`},
 		{"SecretService/BindSecret", "POST /v1/secrets/tool/bindings", `{"secret":"tool","binding":{"for":{"sandboxes":["${box}"]},"hosts":["API.example.com"],"scheme":"bearer","env":"TOOL_KEY"}}`, `"hosts":["api.example.com"]`},

@@ -26,6 +26,7 @@ type sandboxFlags struct {
 	env, labels, workspaces      []string
 	lifetime, idle               time.Duration
 	allowMissing                 []string
+	record                       string
 	network                      netFlags
 }
 
@@ -50,8 +51,10 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.DurationVar(&f.lifetime, "lifetime", 0, "delete it after this time, as 30m (default never)")
 	fl.DurationVar(&f.idle, "idle", 0, "delete it after this time without use (default never)")
 	fl.StringArrayVar(&f.allowMissing, "allow-missing", nil, "start although this `LAYER` of isolation is missing here (repeatable; see doctor)")
+	fl.StringVar(&f.record, "record", "", "content that the journal keeps beside hashes of it: hashes (none), content (arguments, code, input and output of programs) or all (also files through the API) (default content)")
 	f.network.register(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"locked", "standard"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{"hashes", "content", "all"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace", "gvisor"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -92,6 +95,7 @@ func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateReques
 		Lifetime:     durationpb.New(f.lifetime),
 		Workspaces:   spaces,
 		AllowMissing: f.allowMissing,
+		Record:       f.record,
 	}
 	req.NoNetwork = f.network.net == netNone
 	if req.Network, err = f.network.rules(); err != nil {

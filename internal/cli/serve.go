@@ -27,6 +27,7 @@ type serveFlags struct {
 	cfg        server.Config
 	store      size
 	state      size
+	journal    size
 	image      size
 	aliases    []string
 	verbose    bool
@@ -69,6 +70,8 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.cfg.MaxSandboxes, "max-sandboxes", 0, "limit on sandboxes at once (default none)")
 	fl.IntVar(&f.cfg.MaxPerKey, "max-per-key", 0, "limit on sandboxes at once of one key (default none)")
 	fl.Var(&f.state, "state-per-key", "limit on what agents' documents of one key hold, old versions included (default 1g)")
+	fl.DurationVar(&f.cfg.JournalAge, "journal-keep", 0, "how long the journal keeps content beside its events' hashes, as 168h; negative: for ever (default 720h)")
+	fl.Var(&f.journal, "journal-size", "limit on that content; the oldest goes first (default 2g)")
 	fl.StringVar(&f.cfg.Runsc, "runsc", "", "`PATH` of gVisor's runsc, for isolation gvisor (default the one beside this program, or in the PATH)")
 	fl.StringArrayVar(&f.aliases, "image-alias", nil, "`IMAGE=NAME`: what stands for an image that a build begins with, a template or an image at a mirror (repeatable)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
@@ -88,7 +91,7 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 		}
 		cfg.ImageAliases[image] = name
 	}
-	cfg.StoreBytes, cfg.StatePerKey = int64(f.store), int64(f.state)
+	cfg.StoreBytes, cfg.StatePerKey, cfg.JournalBytes = int64(f.store), int64(f.state), int64(f.journal)
 	cfg.ImageLimits.Bytes = int64(f.image)
 	if cfg.ImageLimits.Files < 0 || cfg.ImageLimits.Ratio < 0 {
 		return cfg, usageError("--max-image-files and --max-image-ratio are above 0")

@@ -100,6 +100,10 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellModel(e, what, by)
 	case "document":
 		return tellDocument(e, what, by)
+	case "network":
+		return tellNetwork(e, what)
+	case "body", "bodies":
+		return tellBody(e, what, by)
 	case "file", "directory":
 		return story{words(kind, what+":", said(e, "path"), tellMove(e), tellSize(e), by), plain}
 	case "port":

@@ -51,7 +51,20 @@ func TestTellEvent(t *testing.T) {
 			"interpreter", `{"type":"context.ended","facts":{"server":{"context":"python","reason":"interpreter_ended","end":"oom_killed"},"guest":{"end":"signaled","signal":9}}}`,
 			"context python has lost its interpreter: oom killed",
 		},
-		{"code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code_bytes":12}}}`, "▶ r in python 12 B of python"},
+		{"code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code":{"body":"ab","bytes":12}}}}`, "▶ r in python 12 B of python"},
+		{"shown code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code":"\nx = 1\nprint(x)"}}}`, "▶ r in python x = 1 …"},
+		{
+			"refused", `{"type":"network.refused","actor":"server","facts":{"server":{"target":"a.test:443","proto":"tcp","count":3,"verdict":{"allow":false,"reason":"no rule allows it"}}}}`,
+			"✗ a.test:443 refused: no rule allows it 3 times",
+		},
+		{
+			"closed", `{"type":"network.closed","actor":"server","facts":{"server":{"target":"a.test:443","sent":1024,"received":2048}}}`,
+			"← a.test:443 closed (1 KiB sent, 2 KiB received)",
+		},
+		{
+			"redacted", `{"type":"body.redacted","actor":"key_b","facts":{"server":{"event":7,"names":["guest.stdout","server.argv"],"reason":"a password"}}}`,
+			"redacted: guest.stdout, server.argv of event 7 by key_b (a password)",
+		},
 		{
 			"code's error", `{"type":"run.ended","facts":{"server":{"context":"python","run":"r"},"guest":{"end":"failed","error":"NameError","items":2,"duration_ms":1500}}}`,
 			"■ r in python raised NameError (2 items, after 1.5s)",

@@ -37,10 +37,23 @@ func tellDriver(e *client.Event, key string) string {
 	}
 }
 
+// tellCode shows the beginning of the code, or says how much it was where it is not kept.
+func tellCode(e *client.Event) string {
+	if text := fact(e, "code").GetStringValue(); text != "" {
+		first, rest, _ := strings.Cut(strings.TrimSpace(text), "\n")
+		if rest != "" {
+			first += " …"
+		}
+		return shorten(first, 70)
+	}
+	n := fact(e, "code").GetStructValue().GetFields()["bytes"].GetNumberValue()
+	return words(formatSize(int64(n)), "of", said(e, "language"))
+}
+
 func tellRun(e *client.Event, what, by string) story {
 	id := words(shorten(said(e, "run"), 14), "in", shorten(said(e, "context"), 14))
 	if what == "started" {
-		return story{words("▶ "+id, words(formatSize(int64(number(e, "code_bytes"))), "of", said(e, "language")), by), plain}
+		return story{words("▶ "+id, tellCode(e), by), plain}
 	}
 	end, st := strings.ReplaceAll(said(e, "end"), "_", " "), plain
 	switch end {

@@ -155,8 +155,12 @@ func (a *app) tellReport(r bundle.Report) error {
 		whose = "the bundle's own, vouched for by nobody"
 	}
 	fmt.Fprintf(out, "sandbox   %s\nlog       %s, %d entries\nkey       %s\n", clean(r.Sandbox), clean(r.Origin), r.Size, whose)
-	fmt.Fprintf(out, "record    %d events, %d gaps, %d bodies (%d erased or left out), %d events with facts of the guest alone\n",
-		r.Events, r.Gaps, r.Bodies, r.Erased, r.GuestOnly)
+	gone := fmt.Sprintf("%d erased or left out", r.Erased)
+	if r.Redacted > 0 {
+		gone += fmt.Sprintf(", %d of them on record", r.Redacted)
+	}
+	fmt.Fprintf(out, "record    %d events, %d gaps, %d bodies (%s), %d events with facts of the guest alone\n",
+		r.Events, r.Gaps, r.Bodies, gone, r.GuestOnly)
 	if r.Imported > 0 {
 		fmt.Fprintf(out, "          %d events are older than the log, which proves them since it was begun\n", r.Imported)
 	}

@@ -1,16 +1,16 @@
 package journal
 
 import (
-	"bytes"
-	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
+	"hash"
 
 	"casemate.dev/internal/journal/bundle"
 	"casemate.dev/internal/store"
 )
 
-// MaxBody is how many bytes of a body are kept. Of a longer one the hash covers all, and its beginning
-// is kept.
+// MaxBody is how many bytes of a body are kept. Of a longer one the hash covers all, and its beginning and its end are
+// kept, half of MaxBody of each.
 const MaxBody = 64 << 10
 
 // SaltSize is the length of a body's salt in bytes.
@@ -26,8 +26,10 @@ type Body struct {
 	Name string // of the fact
 	// Size is the whole length in bytes.
 	Size int64
-	// Data is what is kept; nil where it was erased or is not at hand.
+	// Data is what is kept; nil where it was erased or is not at hand. Where it is less than Size, the last Tail bytes of
+	// it are the end of the content.
 	Data []byte
+	Tail int64
 	// Salt goes before the content into the hash; nil where it was erased.
 	Salt []byte
 
@@ -37,33 +39,12 @@ type Body struct {
 // WithBody returns a copy of e that speaks of content: among o's facts name is its bundle.Ref. Add a body to an
 // observer's facts after With.
 func (e Event) WithBody(o Observer, name string, content []byte) Event {
-	b := makeBody(o, name, content)
-	e.Bodies = append(e.Bodies[:len(e.Bodies):len(e.Bodies)], b)
-	ref, _ := json.Marshal(b.ref) // of strings and numbers
-	facts := make(map[Observer]json.RawMessage, len(e.Facts)+1)
-	for observer, f := range e.Facts {
-		facts[observer] = f
-	}
-	facts[o] = withMember(facts[o], name, ref)
-	e.Facts = facts
-	return e
+	k := NewKeeper(true)
+	_, _ = k.Write(content) // never fails
+	return e.WithKept(o, name, k)
 }
 
-func makeBody(o Observer, name string, content []byte) Body {
-	size := int64(len(content))
-	b := Body{By: o, Name: name, Size: size, ref: bundle.Ref{Bytes: size}}
-	if size == 0 {
-		return b
-	}
-	b.Salt = make([]byte, SaltSize)
-	_, _ = rand.Read(b.Salt) // never fails
-	b.Data = bytes.Clone(content[:min(len(content), MaxBody)])
-	b.ref.Body = bundle.HashBody(b.Salt, content)
-	if kept := int64(len(b.Data)); kept < size {
-		b.ref.Kept, b.ref.Head = kept, bundle.HashBody(b.Salt, b.Data)
-	}
-	return b
-}
+func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
 // withMember adds a member to a JSON object.
 func withMember(object json.RawMessage, name string, value []byte) json.RawMessage {
@@ -81,7 +62,8 @@ func (e Event) bodyWrites() []store.Write {
 	for _, b := range e.Bodies {
 		if b.Size > 0 {
 			out = append(out, store.AddBody(store.Body{
-				Sandbox: e.Sandbox, Seq: e.Seq, Name: string(b.By) + "." + b.Name, Size: b.Size, Salt: b.Salt, Data: b.Data,
+				Sandbox: e.Sandbox, Seq: e.Seq, Name: string(b.By) + "." + b.Name, Time: e.Time.UnixNano(),
+				Size: b.Size, Salt: b.Salt, Data: b.Data,
 			}))
 		}
 	}

@@ -89,7 +89,9 @@ const (
 	Gap            Type = "gap"             // something was not recorded; facts say what and why
 	// A process of the sandbox was run again elsewhere, from the recorded state; server facts: verdict.
 	ProcessReplayed Type = "process.replayed"
-	JournalBegun    Type = "journal.begun" // the log that proves events was begun
+	JournalBegun    Type = "journal.begun"  // the log that proves events was begun
+	BodyRedacted    Type = "body.redacted"  // content that an event speaks of was erased on request
+	BodiesExpired   Type = "bodies.expired" // the oldest content was erased by age or for room
 )
 
 // ServerStream is where events are kept that belong to no sandbox. It can be no sandbox's id or name.
@@ -145,6 +147,10 @@ type Recorder interface {
 	// Follow sends events of sandbox with Seq > after until ctx ends or send fails, and returns that
 	// error.
 	Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error
+	// Redact erases content that an event speaks of, and records that; also says what else is written then.
+	Redact(ctx context.Context, r Redaction, also func(process string, names []string) []store.Write) (Event, error)
+	// ReadBody returns content that an event speaks of, as far as it is kept; with its name as "guest.stdout".
+	ReadBody(ctx context.Context, sandbox string, event uint64, name string) (Body, error)
 }
 
 // Pending is an event that has its place and is not known to be durable yet.

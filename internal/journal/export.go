@@ -157,6 +157,9 @@ func (x *exporter) event(p place, row store.Event, there bool) error {
 		return fmt.Errorf("read bodies: %w", err)
 	}
 	for _, b := range bodies {
+		if len(b.Data) == 0 {
+			continue // only its salt is kept
+		}
 		if err := (bundle.Line{Body: &bundle.Body{Seq: b.Seq, Name: b.Name, Salt: b.Salt, Data: b.Data}}).Write(x.out); err != nil {
 			return err
 		}

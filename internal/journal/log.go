@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"casemate.dev/internal/clock"
@@ -54,6 +55,12 @@ type Log struct {
 	active *active    // nil as well
 	key    Key
 
+	// unscrubbed says that something erased may still lie in the database's files.
+	unscrubbed atomic.Bool
+	// stopped ends the loop that erases old bodies, loop waits for it.
+	stopped chan struct{}
+	loop    sync.WaitGroup
+
 	// mu guards the fields below. It is held while an event is queued, so that counters and the order
 	// of the queue agree.
 	mu      sync.Mutex
@@ -91,7 +98,7 @@ func Open(db *store.DB, o Options) *Log {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Log{db: db, strict: o.Strict, clock: o.Clock, log: o.Log, heads: make(map[string]*head)}
+	return &Log{db: db, strict: o.Strict, clock: o.Clock, log: o.Log, stopped: make(chan struct{}), heads: make(map[string]*head)}
 }
 
 // Record implements Recorder.
@@ -368,16 +375,17 @@ func (l *Log) read(ctx context.Context, sandbox string, after uint64, limit int)
 	return all, l.addBodies(ctx, all)
 }
 
-// smallBody is the length up to which bodies come with their events.
+// smallBody is the length up to which bodies come with their events, if they are among what tells what was done.
 const smallBody = 16 << 10
 
-// addBodies gives events of one sandbox, in order, the bodies that they speak of and that are small.
+// addBodies gives events of one sandbox, in order, the arguments and the code that they speak of, where these are small.
 func (l *Log) addBodies(ctx context.Context, events []Event) error {
 	if len(events) == 0 || !slices.ContainsFunc(events, func(e Event) bool { return e.speaks() }) {
 		return nil
 	}
 	first := events[0]
-	bodies, err := l.db.BodiesOf(ctx, first.Sandbox, first.Seq, events[len(events)-1].Seq, smallBody)
+	bodies, err := l.db.BodiesOf(ctx, first.Sandbox, first.Seq, events[len(events)-1].Seq, smallBody,
+		"server.argv", "guest.argv", "server.code")
 	if err != nil {
 		return fmt.Errorf("read bodies: %w", err)
 	}

@@ -23,6 +23,8 @@ type SignedOptions struct {
 	Key Key
 	// PublishEvery is tree.Config's.
 	PublishEvery time.Duration
+	// Keep bounds the bodies that are kept.
+	Keep Keep
 }
 
 // logName is the directory of the tree in Dir.
@@ -50,6 +52,7 @@ func OpenSigned(ctx context.Context, db *store.DB, o SignedOptions) (_ *Log, err
 		_ = l.tree.Close() // which publishes, at worst, what is true
 		return nil, fmt.Errorf("recover the journal: %w", err)
 	}
+	l.loop.Go(func() { l.expireLoop(o.Keep) })
 	return l, nil
 }
 
@@ -73,7 +76,12 @@ func (l *Log) Close() error {
 	over := l.closed
 	l.closed = true
 	l.mu.Unlock()
-	if l.tree == nil || over {
+	if over {
+		return nil
+	}
+	close(l.stopped)
+	l.loop.Wait()
+	if l.tree == nil {
 		return nil
 	}
 	_ = l.db.Flush() // what failed is told to whoever waits for it, and has a gap in its place

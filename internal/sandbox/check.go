@@ -35,6 +35,7 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	s.Isolation = or(s.Isolation, d.Isolation)
 	s.Limits = fillLimits(s.Limits, d.Limits)
 	s.Lifetime = or(s.Lifetime, d.Lifetime)
+	s.Record = or(s.Record, RecordContent)
 	s.Labels, s.Env = maps.Clone(s.Labels), maps.Clone(s.Env)
 	s.AllowMissing = slices.Clone(s.AllowMissing)
 	var c checker
@@ -105,6 +106,9 @@ func (m *Manager) checkRights(p Principal, s Spec) error {
 		return errs.New(errs.FailedPrecondition, "sandbox %s has ended and can have no children", p.Sandbox)
 	}
 	above := parent.snapshot().Spec
+	if s.Record.rank() < above.Record.rank() {
+		return errs.New(errs.PermissionDenied, "a child's record keeps no less than its parent's, which keeps %s", or(above.Record, RecordContent))
+	}
 	if s.Profile == isolation.Standard && above.Profile != isolation.Standard {
 		return errs.New(errs.PermissionDenied, "a child can't have profile standard where its parent has %s", above.Profile)
 	}

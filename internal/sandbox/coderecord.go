@@ -1,10 +1,6 @@
 package sandbox
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
-
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/journal"
 )
@@ -38,18 +34,14 @@ type contextEndFacts struct {
 	Signal int `json:"signal,omitempty"`
 }
 
-// runFacts are the server's facts of run.started. Code may hold secrets, so it is told by a hash that
-// can't be guessed from without its salt, which can be taken out of a record.
+// runFacts are the server's facts of run.started, beside the code, which is a body: it may hold secrets.
 type runFacts struct {
-	Context    string   `json:"context"`
-	Run        string   `json:"run"`
-	Language   string   `json:"language"`
-	CodeBytes  int64    `json:"code_bytes"`
-	CodeSHA256 string   `json:"code_sha256"` // of salt and code
-	CodeSalt   string   `json:"code_salt"`
-	Env        []string `json:"env,omitempty"` // names
-	TimeoutMS  int64    `json:"timeout_ms,omitempty"`
-	Fresh      bool     `json:"fresh,omitempty"`
+	Context   string   `json:"context"`
+	Run       string   `json:"run"`
+	Language  string   `json:"language"`
+	Env       []string `json:"env,omitempty"` // names
+	TimeoutMS int64    `json:"timeout_ms,omitempty"`
+	Fresh     bool     `json:"fresh,omitempty"`
 }
 
 // runEndFacts are the server's facts of run.ended; End and Driver are set where it was the server, not
@@ -59,6 +51,8 @@ type runEndFacts struct {
 	Run     string `json:"run"`
 	End     RunEnd `json:"end,omitempty"`
 	Driver  End    `json:"driver,omitempty"`
+	// Unread says that there was output of which the server saw nothing.
+	Unread bool `json:"output_unread,omitempty"`
 }
 
 // runSaidFacts are the guest's facts of run.ended.
@@ -67,6 +61,7 @@ type runSaidFacts struct {
 	Count      int64  `json:"count,omitempty"`
 	Items      int64  `json:"items"`
 	Dropped    int64  `json:"dropped,omitempty"`
+	Missed     int64  `json:"missed,omitempty"` // items that had been dropped before the server saw them
 	Error      string `json:"error,omitempty"`
 	DurationMS int64  `json:"duration_ms"`
 	Driver     End    `json:"driver,omitempty"`
@@ -83,14 +78,4 @@ func (m *Manager) recordContext(c *codeContext, t journal.Type, actor string, fa
 	}
 	e.Sandbox = c.box.id
 	m.journal.Post(e)
-}
-
-// saltedHash returns the hash of a text behind a random salt, and the salt.
-func saltedHash(text string) (hash, salt string) {
-	var s [16]byte
-	_, _ = rand.Read(s[:]) // never fails
-	h := sha256.New()
-	h.Write(s[:])
-	h.Write([]byte(text))
-	return hex.EncodeToString(h.Sum(nil)), hex.EncodeToString(s[:])
 }

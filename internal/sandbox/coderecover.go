@@ -77,7 +77,7 @@ func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.Cont
 			r.told(info)
 			m.watchRun(r)
 		case open[name]:
-			m.runEnded(r, info)
+			m.runEnded(r, info, nil)
 		default: // its end is recorded
 			r.once.Do(func() {
 				b.mu.Lock()

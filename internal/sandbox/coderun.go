@@ -199,15 +199,16 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	}
 	defer context.AfterFunc(ctx, cancel)()
 	watcher := time.AfterFunc(watchAfter, func() { m.watchRun(r) })
+	h := newTranscript(c.box)
 	err = sink.Started(out)
 	if err != nil {
 		err = &sinkError{err}
 	} else {
-		err = pumpItems(stream, sink)
+		err = pumpItems(stream, sink, h)
 	}
 	if err == nil && stream.Info().End != RunNone {
 		watcher.Stop()
-		return m.runEnded(r, stream.Info()), nil
+		return m.runEnded(r, stream.Info(), h), nil
 	}
 	m.watchRun(r)
 	if err == nil {
@@ -299,8 +300,8 @@ func believedRun(i guestwire.RunInfo) guestwire.RunInfo {
 	return i
 }
 
-// pumpItems sends a stream's items to sink until the guest has said all.
-func pumpItems(stream *guestwire.ItemStream, sink CodeSink) error {
+// pumpItems sends a stream's items to sink, and to h unless it is nil, until the guest has said all.
+func pumpItems(stream *guestwire.ItemStream, sink CodeSink, h *transcript) error {
 	for {
 		item, err := stream.Next()
 		if errors.Is(err, io.EOF) {
@@ -308,6 +309,9 @@ func pumpItems(stream *guestwire.ItemStream, sink CodeSink) error {
 		}
 		if err != nil {
 			return err
+		}
+		if h != nil {
+			h.item(item)
 		}
 		if item.Kind == 0 {
 			err = sink.Gap(Gap{From: item.Number, To: item.Next()})
@@ -378,10 +382,10 @@ func (m *Manager) awaitRun(r *codeRun) {
 		info, err := b.guest.WaitRun(m.ctx, guestwire.RunRef{Context: r.c.id, Run: r.id})
 		switch {
 		case err == nil && info.End != RunNone:
-			m.runEnded(r, info)
+			m.runEnded(r, info, nil)
 			return
 		case errs.Is(err, errs.NotFound):
-			m.runEnded(r, guestwire.RunInfo{End: RunUnknown})
+			m.runEnded(r, guestwire.RunInfo{End: RunUnknown}, nil)
 			return
 		}
 		t := time.NewTimer(pause)
@@ -398,8 +402,8 @@ func (m *Manager) awaitRun(r *codeRun) {
 }
 
 // runEnded records the end of a run and returns the run with it. It happens once; others who call it
-// wait for that.
-func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo) CodeRun {
+// wait for that. h is what it said; nil: that is asked for.
+func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo, h *transcript) CodeRun {
 	r.once.Do(func() {
 		info = believedRun(info)
 		info.ID, info.Context, info.Attached = r.id, r.c.id, false
@@ -409,7 +413,7 @@ func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo) CodeRun {
 		if info.Driver == EndSignaled && info.Signal == 9 {
 			info.Driver = m.driverEnd(r.c, info.Driver)
 		}
-		m.recordRunEnd(r, info)
+		m.recordRunEnd(r, info, h)
 		b := r.c.box
 		b.mu.Lock()
 		r.info = info
@@ -443,7 +447,7 @@ func (m *Manager) endRuns(c *codeContext, end RunEnd) {
 	open := slices.Clone(c.order)
 	c.box.mu.Unlock()
 	for _, r := range open {
-		m.runEnded(r, guestwire.RunInfo{End: end})
+		m.runEnded(r, guestwire.RunInfo{End: end}, nil)
 	}
 }
 
@@ -517,11 +521,15 @@ func (m *Manager) codeItems(ctx context.Context, r *codeRun, o CodeItemsOptions,
 		return m.runCutShort(ctx, r, err)
 	}
 	defer stream.Close()
-	if err := pumpItems(stream, sink); err != nil {
+	var h *transcript
+	if o.Offset == 0 {
+		h = newTranscript(r.c.box)
+	}
+	if err := pumpItems(stream, sink, h); err != nil {
 		return m.runCutShort(ctx, r, err)
 	}
 	if info := stream.Info(); info.End != RunNone {
-		return m.runEnded(r, info), nil
+		return m.runEnded(r, info, h), nil
 	}
 	return r.told(stream.Info()), nil
 }
@@ -600,11 +608,10 @@ func names(env map[string]string) []string { return slices.Sorted(maps.Keys(env)
 
 // recordRun records that a run was handed to the guest.
 func (m *Manager) recordRun(r *codeRun, s CodeSpec, with []store.Write) {
-	hash, salt := saltedHash(s.Code)
-	e := event(journal.RunStarted, r.actor, runFacts{
-		Context: r.c.id, Run: r.id, Language: r.c.snapshot().Language, CodeBytes: int64(len(s.Code)), CodeSHA256: hash, CodeSalt: salt,
+	e := r.c.box.keeping(RecordContent, event(journal.RunStarted, r.actor, runFacts{
+		Context: r.c.id, Run: r.id, Language: r.c.snapshot().Language,
 		Env: names(s.Env), TimeoutMS: s.Timeout.Milliseconds(), Fresh: s.Fresh,
-	})
+	}), journal.Server, "code", []byte(s.Code))
 	e.Sandbox = r.c.box.id
 	if len(with) == 0 {
 		m.journal.Post(e)
@@ -613,18 +620,30 @@ func (m *Manager) recordRun(r *codeRun, s CodeSpec, with []store.Write) {
 	}
 }
 
-// recordRunEnd records how a run ended. No answer tells of an end before it is recorded.
-func (m *Manager) recordRunEnd(r *codeRun, i guestwire.RunInfo) {
+// recordRunEnd records how a run ended, and what it said. No answer tells of an end before it is recorded.
+func (m *Manager) recordRunEnd(r *codeRun, i guestwire.RunInfo, h *transcript) {
 	facts := runEndFacts{Context: r.c.id, Run: r.id}
+	gone := i.End == RunStopped || i.End == RunUnknown
+	if h == nil && i.Items > 0 && !gone {
+		h = m.saidByRun(r)
+	}
+	facts.Unread = h == nil && i.Items > 0
 	if i.End == RunStopped || i.End == RunUnknown || i.Driver == EndOOMKilled {
 		facts.End, facts.Driver = i.End, i.Driver
 	}
 	e := event(journal.RunEnded, r.actor, facts)
-	if i.End != RunStopped && i.End != RunUnknown {
-		e = e.With(journal.Guest, runSaidFacts{
+	if !gone {
+		said := runSaidFacts{
 			End: i.End, Count: i.Count, Items: i.Items, Dropped: i.Dropped, Error: strings.TrimSpace(i.Name),
 			DurationMS: max(i.Ended-i.Began, 0) / int64(time.Millisecond), Driver: i.Driver, Code: i.Code, Signal: i.Signal,
-		})
+		}
+		if h != nil {
+			said.Missed = h.missed
+		}
+		e = e.With(journal.Guest, said)
+	}
+	if h != nil && !gone {
+		e = h.onto(e)
 	}
 	e.Sandbox = r.c.box.id
 	if _, err := m.journal.Record(m.ctx, e); err != nil {

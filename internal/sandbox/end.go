@@ -146,7 +146,7 @@ func (m *Manager) endProcesses(b *box) {
 		// One that is being started now has no end. What its start says later counts no more.
 		was := pr.snapshot()
 		m.refuse(pr, ProcessSpec{Argv: was.Argv, TTY: was.TTY}, &TransitionError{ID: b.id, From: Stopping})
-		m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndSandboxStopped})
+		m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndSandboxStopped}, nil)
 		pr.closeScope()
 	}
 }

@@ -94,10 +94,19 @@ func (f *Files) event(t journal.Type, facts fileFacts, info *FileInfo) journal.E
 
 func octal(mode uint32) string { return "0" + strconv.FormatUint(uint64(mode), 8) }
 
+// with adds the content that went over to an event.
+func (f *Files) with(e journal.Event, k *journal.Keeper) journal.Event {
+	return e.WithKept(journal.Server, "content", k)
+}
+
 // changed records a change. That it can't be recorded is told to the caller, since the file then
 // has a history with a hole.
 func (f *Files) changed(ctx context.Context, t journal.Type, facts fileFacts, info *FileInfo) error {
-	_, err := f.m.journal.Record(ctx, f.event(t, facts, info))
+	return f.record(ctx, f.event(t, facts, info))
+}
+
+func (f *Files) record(ctx context.Context, e journal.Event) error {
+	_, err := f.m.journal.Record(ctx, e)
 	return err
 }
 
@@ -167,8 +176,9 @@ func (f *Files) Read(ctx context.Context, r ReadRequest, head func(FileInfo) err
 	if err := head(info); err != nil {
 		return info, err
 	}
-	n, err := io.Copy(w, body)
-	f.m.journal.Post(f.event(journal.FileRead, fileFacts{Path: r.Path, User: r.User, Bytes: n, Offset: r.Offset}, &info))
+	content := f.box.keeper(RecordAll)
+	n, err := io.Copy(w, io.TeeReader(body, content))
+	f.m.journal.Post(f.with(f.event(journal.FileRead, fileFacts{Path: r.Path, User: r.User, Bytes: n, Offset: r.Offset}, &info), content))
 	return info, cause(gctx, err)
 }
 
@@ -179,24 +189,13 @@ func (f *Files) Write(ctx context.Context, r WriteRequest, in io.Reader) (FileIn
 		return FileInfo{}, err
 	}
 	defer end()
-	counted := &countingReader{r: in}
-	info, err := f.box.guest.Write(gctx, r, counted)
+	content := f.box.keeper(RecordAll)
+	info, err := f.box.guest.Write(gctx, r, io.TeeReader(in, content))
 	if err != nil {
 		return FileInfo{}, cause(gctx, err)
 	}
-	facts := fileFacts{Path: r.Path, User: r.User, Bytes: counted.n, Offset: max(r.Offset, 0)}
-	return info, f.changed(ctx, journal.FileWritten, facts, &info)
-}
-
-type countingReader struct {
-	r io.Reader
-	n int64
-}
-
-func (c *countingReader) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
-	return n, err
+	facts := fileFacts{Path: r.Path, User: r.User, Bytes: content.Size(), Offset: max(r.Offset, 0)}
+	return info, f.record(ctx, f.with(f.event(journal.FileWritten, facts, &info), content))
 }
 
 // Unpack puts a tree of files below a directory. in gives it as guestwire.Pack writes it. One event tells of
@@ -207,12 +206,12 @@ func (f *Files) Unpack(ctx context.Context, r UnpackRequest, in io.Reader) (Unpa
 		return UnpackReply{}, err
 	}
 	defer end()
-	counted := &countingReader{r: in}
-	done, err := f.box.guest.Unpack(gctx, r, counted)
+	content := f.box.keeper(RecordAll)
+	done, err := f.box.guest.Unpack(gctx, r, io.TeeReader(in, content))
 	if err != nil {
 		return UnpackReply{}, cause(gctx, err)
 	}
-	return done, f.changed(ctx, journal.FileWritten, fileFacts{Path: r.Path, User: r.User, Bytes: counted.n, Tree: true}, nil)
+	return done, f.record(ctx, f.with(f.event(journal.FileWritten, fileFacts{Path: r.Path, User: r.User, Bytes: content.Size(), Tree: true}, nil), content))
 }
 
 // MakeDir makes a directory.

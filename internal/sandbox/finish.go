@@ -28,10 +28,10 @@ func (m *Manager) await(pr *proc) {
 		info, err := pr.box.guest.Wait(m.ctx, pr.id)
 		switch {
 		case err == nil && info.End != guestwire.EndNone:
-			m.finish(pr, info)
+			m.finish(pr, info, nil)
 			return
 		case errs.Is(err, errs.NotFound):
-			m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndLost})
+			m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndLost}, nil)
 			return
 		}
 		t := time.NewTimer(pause)
@@ -59,6 +59,8 @@ type endedFacts struct {
 	SystemMS int64  `json:"system_ms"`
 	MaxRSS   int64  `json:"max_rss,omitempty"`
 	Leftover int    `json:"leftover,omitempty"`
+	// Missed is how many bytes of output had been dropped before the server saw them.
+	Missed int64 `json:"missed,omitempty"`
 }
 
 // serverEndFacts are the server's facts of process.ended.
@@ -68,6 +70,8 @@ type serverEndFacts struct {
 	End End `json:"end,omitempty"`
 	// Refused is what the gateway refused to the sandbox while the process ran.
 	Refused []Refusal `json:"refused,omitempty"`
+	// Unread says that there was output of which the server saw nothing.
+	Unread bool `json:"output_unread,omitempty"`
 }
 
 // kernelEndFacts are the kernel's facts of process.ended.
@@ -76,8 +80,9 @@ type kernelEndFacts struct {
 }
 
 // finish records the end of a process and returns the process with it. It happens once; others who
-// call it wait for that. No answer tells of the end before it is recorded, and the start is recorded first.
-func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
+// call it wait for that. No answer tells of the end before it is recorded, and the start is recorded first. h is
+// what it said; nil: that is asked for.
+func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Process {
 	<-pr.started
 	b := pr.box
 	b.mu.Lock()
@@ -87,7 +92,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 		return pr.snapshot()
 	}
 	pr.finishing = true
-	p := pr.info
+	p, stdin := pr.info, pr.stdin
 	b.mu.Unlock()
 
 	said := info.End
@@ -104,10 +109,21 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo) Process {
 	if p.End != info.End || p.End == EndSandboxStopped || p.End == EndProcessLost {
 		server.End = p.End
 	}
+	gone := server.End == EndSandboxStopped || server.End == EndProcessLost
+	if h == nil && info.Bytes > 0 && !gone {
+		h = m.saidBy(pr)
+	}
+	server.Unread = h == nil && info.Bytes > 0
 	e := event(journal.ProcessEnded, pr.actor, server)
 	e.Sandbox, e.Process = b.id, pr.id
-	if server.End != EndSandboxStopped && server.End != EndProcessLost {
-		e = e.With(journal.Guest, guestFacts(info))
+	if stdin != nil {
+		e = e.WithKept(journal.Server, "stdin", stdin)
+	}
+	if !gone {
+		e = e.With(journal.Guest, guestFacts(info, h))
+	}
+	if h != nil && !gone {
+		e = h.onto(e)
 	}
 	if read {
 		e = e.With(journal.Kernel, kernelEndFacts{OOMKills: kills})
@@ -171,13 +187,16 @@ func (m *Manager) recordEnd(e journal.Event, p Process) {
 	}
 }
 
-func guestFacts(i guestwire.ProcessInfo) endedFacts {
+func guestFacts(i guestwire.ProcessInfo, h *transcript) endedFacts {
 	f := endedFacts{
 		End: i.End, Signal: i.Signal, Error: cut(i.Error), Bytes: i.Bytes, Dropped: i.Dropped,
 		UserMS: i.UserMS, SystemMS: i.SystemMS, MaxRSS: i.MaxRSS, Leftover: i.Leftover,
 	}
 	if i.End == guestwire.EndExited {
 		f.Code = &i.Code
+	}
+	if h != nil {
+		f.Missed = h.missed
 	}
 	return f
 }

@@ -54,10 +54,15 @@ func (m *Manager) output(ctx context.Context, pr *proc, o OutputOptions, sink Ou
 		return m.cutShort(ctx, pr, err)
 	}
 	defer stream.Close()
+	var h *transcript
+	if o.Offset == 0 && o.Follow && o.Limit == 0 {
+		h = newTranscript(pr.box)
+		sink = hearing{sink, h}
+	}
 	if err := pump(stream, sink); err != nil {
 		return m.cutShort(ctx, pr, err)
 	}
-	return m.told(pr, stream.Info()), nil
+	return m.told(pr, stream.Info(), h), nil
 }
 
 // pump sends a stream's items to sink until the guest has said all.
@@ -87,10 +92,10 @@ type sinkError struct{ err error }
 func (e *sinkError) Error() string { return e.err.Error() }
 func (e *sinkError) Unwrap() error { return e.err }
 
-// told returns a process as the guest has just described it; an end is recorded first.
-func (m *Manager) told(pr *proc, info guestwire.ProcessInfo) Process {
+// told returns a process as the guest has just described it; an end is recorded first, with all that was heard of it.
+func (m *Manager) told(pr *proc, info guestwire.ProcessInfo, h *transcript) Process {
 	if info.End != guestwire.EndNone {
-		return m.finish(pr, info)
+		return m.finish(pr, info, h)
 	}
 	p := pr.snapshot()
 	if p.End == EndNone {

@@ -151,6 +151,7 @@ type createdFacts struct {
 	Workspaces []string          `json:"workspaces,omitempty"` // targets
 	Missing    []string          `json:"allow_missing,omitempty"`
 	Network    *Network          `json:"network,omitempty"`
+	Record     Recording         `json:"record"`
 }
 
 func factsOfSpec(sb Sandbox) createdFacts {
@@ -159,7 +160,7 @@ func factsOfSpec(sb Sandbox) createdFacts {
 		Template: s.Template, Commit: s.Commit, Isolation: s.Isolation, Profile: s.Profile, Limits: s.Limits, Name: s.Name,
 		Owner: sb.Owner, Parent: sb.Parent, Labels: s.Labels, User: s.User, Dir: s.Dir, Lifetime: "none",
 		Env: slices.Sorted(maps.Keys(s.Env)), Missing: s.AllowMissing,
-		Network: s.Network,
+		Network: s.Network, Record: s.Record,
 	}
 	if s.Lifetime > 0 {
 		f.Lifetime = s.Lifetime.String()

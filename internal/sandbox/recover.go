@@ -214,7 +214,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		case info.End == guestwire.EndNone:
 			running = append(running, pr)
 		case isOpen || pr.snapshot().End == EndNone:
-			m.finish(pr, info)
+			m.finish(pr, info, nil)
 		}
 	}
 	for _, p := range open {
@@ -222,7 +222,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		b.mu.Lock()
 		b.procs[p.ID] = pr
 		b.mu.Unlock()
-		m.finish(pr, guestwire.ProcessInfo{ID: p.ID, End: guestwire.EndLost})
+		m.finish(pr, guestwire.ProcessInfo{ID: p.ID, End: guestwire.EndLost}, nil)
 	}
 	return running, nil
 }
@@ -270,7 +270,7 @@ func (m *Manager) unrecorded(b *box, info guestwire.ProcessInfo) Process {
 		ID: info.ID, SandboxID: b.id, Argv: argv, Dir: cut(info.Dir), User: cut(info.User),
 		PID: info.PID, TTY: info.TTY, StartedAt: time.Unix(0, info.Started).UTC(),
 	}
-	e := withArgv(event(journal.ProcessStarted, "", map[string]bool{"found": true}).
+	e := b.withArgv(event(journal.ProcessStarted, "", map[string]bool{"found": true}).
 		With(journal.Guest, startFacts{PID: info.PID, Dir: p.Dir, User: p.User}), journal.Guest, argv)
 	e.Sandbox, e.Process = b.id, info.ID
 	var with []store.Write

@@ -45,6 +45,7 @@ func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, o RunOptions
 	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
+	pr.give(o.Input)
 	info, stream, err := pr.box.guest.Run(rctx, guestwire.RunProcess{
 		Start:  m.startRequest(pr, s),
 		Output: guestwire.OutputRequest{ID: pr.id, Follow: true, Hold: o.Hold},
@@ -67,15 +68,16 @@ func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, o RunOptions
 	if o.Input != nil {
 		m.background(func() { m.feed(pr, o.Input) })
 	}
+	h := newTranscript(pr.box)
 	err = sink.Started(started)
 	if err != nil {
 		err = &sinkError{err}
 	} else {
-		err = pump(stream, sink)
+		err = pump(stream, hearing{sink, h})
 	}
 	if err == nil && stream.Info().End != guestwire.EndNone {
 		watcher.Stop()
-		return m.finish(pr, stream.Info()), nil
+		return m.finish(pr, stream.Info(), h), nil
 	}
 	m.watch(pr)
 	if err == nil {
@@ -96,7 +98,10 @@ func (m *Manager) feed(pr *proc, input []byte) {
 		}
 	}()
 	// A process that closes its input, or ends, before it has read everything is no fault of anybody.
-	_, _ = pr.box.guest.Input(ctx, guestwire.InputRequest{ID: pr.id, Offset: 0, Close: true}, bytes.NewReader(input))
+	r, _ := pr.box.guest.Input(ctx, guestwire.InputRequest{ID: pr.id, Offset: 0, Close: true}, bytes.NewReader(input))
+	if pr.given() == nil { // else its start tells of it
+		pr.took(input, r.Offset)
+	}
 }
 
 // followOther follows a process that another call started.

@@ -91,6 +91,8 @@ type Spec struct {
 	NoNetwork bool     `json:",omitempty"`
 	// AllowMissing names isolation layers that may be absent.
 	AllowMissing []string
+	// Record says how much content the journal keeps; "": RecordContent.
+	Record Recording `json:",omitempty"`
 	// RestPaused makes the lifetime rest while the sandbox is paused, and begin anew when it is resumed.
 	RestPaused bool
 	// Commit is the id of the commit that the files began with; "": the template's.

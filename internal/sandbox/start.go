@@ -39,6 +39,8 @@ type proc struct {
 	scope     isolation.Scope // nil once closed
 	finishing bool            // somebody records the end
 	watched   bool            // a watcher waits for the end
+	input     []byte          // what it is given right at its start
+	stdin     *journal.Keeper // what it was given later; nil: nothing
 }
 
 // answered says that the start is answered. Idempotent.
@@ -223,20 +225,23 @@ const maxRecorded = 16 << 10
 // asked is the event of a process that was asked for, and of why it did not start, where it did not.
 func asked(t journal.Type, pr *proc, s ProcessSpec, problem string) journal.Event {
 	argv, short := recordable(s.Argv)
-	e := withArgv(event(t, pr.actor, startFacts{
+	e := pr.box.withArgv(event(t, pr.actor, startFacts{
 		Cut: short, Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(), Error: problem,
 	}), journal.Server, argv)
+	if input := pr.given(); len(input) > 0 {
+		e = pr.box.keeping(RecordContent, e, journal.Server, "stdin", input)
+	}
 	e.Sandbox, e.Process = pr.box.id, pr.id
 	return e
 }
 
 // withArgv adds recordable arguments to an event, as what o told of them: they may hold secrets, so they lie beside it.
-func withArgv(e journal.Event, o journal.Observer, argv []string) journal.Event {
+func (b *box) withArgv(e journal.Event, o journal.Observer, argv []string) journal.Event {
 	text, err := json.Marshal(argv)
 	if err != nil { // which strings give no cause for
 		return e
 	}
-	return e.WithBody(o, "argv", text)
+	return b.keeping(RecordContent, e, o, "argv", text)
 }
 
 // recordable cuts arguments to what an event, and a row of the store, may hold of them.

@@ -148,6 +148,7 @@ func (m *Manager) Input(ctx context.Context, p Principal, ref, processID string,
 	gctx, stop := m.attended(ctx, pr.box)
 	defer stop()
 	r, err := pr.box.guest.Input(gctx, guestwire.InputRequest{ID: pr.id, Offset: offset, Close: closeAfter}, bytes.NewReader(data))
+	pr.took(data, r.Offset)
 	return r.Offset, cause(gctx, err)
 }
 

@@ -69,6 +69,7 @@ func (c *checker) spec(s *Spec) error {
 	c.duration("lifetime", s.Lifetime)
 	c.duration("idle", s.Idle)
 	c.extra(s.Extra)
+	c.recording(s.Record)
 	c.that(len(s.AllowMissing) <= maxMissing, "", "allow_missing has %d names, limit %d", len(s.AllowMissing), maxMissing)
 	for _, name := range s.AllowMissing {
 		c.that(shaped(name, 64, lowerOrNum, plus(lowerOrNum, "_.-"), lowerOrNum), "casemate doctor shows the names", "allow_missing: %s is no layer's name", quote(name))

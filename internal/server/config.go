@@ -68,6 +68,10 @@ type Config struct {
 	ImageAliases map[string]string
 	// StatePerKey bounds the bytes that one key's documents hold, old versions included; 0: 1 GiB.
 	StatePerKey int64
+	// JournalAge and JournalBytes bound the content that the journal keeps beside its events' hashes, by age and all
+	// together; 0: 30 days, 2 GiB; negative: no bound.
+	JournalAge   time.Duration
+	JournalBytes int64
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the
 	// store's default. An image that exists keeps its size.
 	StoreBytes int64
@@ -120,6 +124,12 @@ func (c *Config) fill() {
 	set(&c.GatewayProgram, "/proc/self/exe")
 	if c.Listen == nil {
 		c.Listen = []string{DefaultListen}
+	}
+	if c.JournalAge == 0 {
+		c.JournalAge = 30 * 24 * time.Hour
+	}
+	if c.JournalBytes == 0 {
+		c.JournalBytes = 2 << 30
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 10 * time.Second

@@ -21,6 +21,7 @@ func (s *Server) openJournal(ctx context.Context) (*journal.Log, error) {
 	events, err := journal.OpenSigned(ctx, s.db, journal.SignedOptions{
 		Options: journal.Options{Strict: s.cfg.Defaults.Sync, Log: s.log},
 		Dir:     filepath.Join(s.cfg.DataDir, journalDir), Key: key,
+		Keep: journal.Keep{Age: s.cfg.JournalAge, Bytes: s.cfg.JournalBytes},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)

@@ -144,10 +144,11 @@ func (db *DB) close() error {
 }
 
 // The settings of connections. The checkpoint is ours (see syncer), since SQLite's own runs inside
-// an unlucky caller's commit, with its flushes. busy_timeout matters beside tools that write.
+// an unlucky caller's commit, with its flushes. busy_timeout matters beside tools that write. What is deleted is
+// overwritten (secure_delete): it may be what somebody wanted erased.
 const (
 	writerPragmas = "journal_mode(WAL) synchronous(NORMAL) wal_autocheckpoint(0) busy_timeout(5000) " +
-		"cache_size(-8192) temp_store(MEMORY) foreign_keys(OFF) trusted_schema(OFF)"
+		"cache_size(-8192) temp_store(MEMORY) foreign_keys(OFF) trusted_schema(OFF) secure_delete(ON)"
 	readerPragmas = "busy_timeout(5000) cache_size(-2048) temp_store(MEMORY) trusted_schema(OFF) query_only(ON)"
 )
 

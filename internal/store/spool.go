@@ -40,7 +40,9 @@ const (
 	redoEvent      = 1
 	redoAddProcess = 2
 	redoPutProcess = 3
-	redoBody       = 4
+	redoOldBody    = 4 // without its time
+	redoBody       = 5
+	redoEraseBody  = 6
 )
 
 // spool is guarded by writer.mu.
@@ -118,17 +120,9 @@ func (s *spool) settle(refused bool) {
 	}
 	clear(s.next)
 	s.next = s.next[:0]
-	if s.size <= spoolKeep {
-		return
+	if s.size > spoolKeep {
+		_ = s.empty() // where the disk fails, the syncer takes no more changes
 	}
-	if s.flush() != nil {
-		return // the disk fails; the syncer takes no more changes
-	}
-	if err := s.f.Truncate(0); err != nil {
-		s.broken = true
-		return
-	}
-	s.size, s.full = 0, false
 }
 
 // openSpool replays what an earlier process left, and empties the file once the database's log is on disk.
@@ -216,8 +210,14 @@ func parseRedo(b []byte) (func(*Tx) error, []byte, error) {
 		}
 		r := Process{Sandbox: p.text(), ID: p.text(), Started: p.number(), Ended: p.number(), Body: p.bytes()}
 		do = func(tx *Tx) error { return r.insert(tx, query) }
-	case redoBody:
-		do = Body{Sandbox: p.text(), Seq: uint64(p.number()), Name: p.text(), Size: p.number(), Salt: p.bytes(), Data: p.bytes()}.insert
+	case redoOldBody, redoBody:
+		b := Body{Sandbox: p.text(), Seq: uint64(p.number()), Name: p.text(), Size: p.number(), Salt: p.bytes(), Data: p.bytes()}
+		if kind == redoBody {
+			b.Time = p.number()
+		}
+		do = b.insert
+	case redoEraseBody:
+		do = Body{Sandbox: p.text(), Seq: uint64(p.number()), Name: p.text()}.erase
 	default:
 		return nil, nil, fmt.Errorf("record of unknown kind %d", kind)
 	}

@@ -41,7 +41,7 @@ type Body struct {
 	Seq  uint64 `json:"seq"`  // the event's
 	Name string `json:"name"` // observer and fact, "server.argv"
 	Salt []byte `json:"salt"`
-	Data []byte `json:"data"`
+	Data []byte `json:"data"` // what is kept of it: see Ref
 }
 
 // Ref stands for a body among an event's facts. Its hashes are those of HashBody, in hex.
@@ -49,9 +49,13 @@ type Ref struct {
 	// Body is the hash of the whole; "": the body is empty.
 	Body  string `json:"body,omitempty"`
 	Bytes int64  `json:"bytes"`
-	// Kept is set where only that much of the beginning is kept, and Head is the hash of that.
+	// Kept is set where only that much is kept, the last Tail bytes of it from the end and the others from the
+	// beginning, and Head is the hash of that.
 	Kept int64  `json:"kept,omitempty"`
+	Tail int64  `json:"tail,omitempty"`
 	Head string `json:"head,omitempty"`
+	// Hashed says that no content was kept at all.
+	Hashed bool `json:"hashed,omitempty"`
 }
 
 // HashBody is the hash that stands in an event for a body: SHA-256 of salt and content, in hex.

@@ -83,8 +83,10 @@ type Report struct {
 	Gaps     int   `json:"gaps"`
 	Lost     int   `json:"lost,omitempty"`
 	Bodies   int   `json:"bodies"`
-	// Erased counts bodies that events speak of and the bundle does not hold.
-	Erased int `json:"erased,omitempty"`
+	// Erased counts bodies that events speak of and the bundle does not hold; of Redacted of them the record says
+	// who had them erased.
+	Erased   int `json:"erased,omitempty"`
+	Redacted int `json:"redacted,omitempty"`
 	// GuestOnly counts events in which some fact is the guest's word.
 	GuestOnly int `json:"guest_facts"`
 
@@ -357,6 +359,11 @@ func (v *verifier) note(f fields) {
 	switch f.Type {
 	case "gap":
 		v.r.Gaps++
+	case "body.redacted":
+		var names []string
+		if json.Unmarshal(f.Facts["server"]["names"], &names) == nil {
+			v.r.Redacted += len(names)
+		}
 	case "process.started":
 		if v.started == nil {
 			v.started = make(map[string]bool)
@@ -378,7 +385,7 @@ func (v *verifier) note(f fields) {
 	for observer, members := range f.Facts {
 		for name, m := range members {
 			var b Ref
-			if len(m) == 0 || m[0] != '{' || json.Unmarshal(m, &b) != nil || len(b.Body) != hex.EncodedLen(sha256.Size) {
+			if len(m) == 0 || m[0] != '{' || json.Unmarshal(m, &b) != nil || len(b.Body) != hex.EncodedLen(sha256.Size) || b.Hashed {
 				continue
 			}
 			if v.refs == nil {

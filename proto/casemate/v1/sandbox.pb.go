@@ -62,7 +62,9 @@ type Sandbox struct {
 	// The commit that its files were last committed to, or checked out from.
 	Head string `protobuf:"bytes,25,opt,name=head,proto3" json:"head,omitempty"`
 	// Unset: it has no network.
-	Network       *Network `protobuf:"bytes,40,opt,name=network,proto3" json:"network,omitempty"`
+	Network *Network `protobuf:"bytes,40,opt,name=network,proto3" json:"network,omitempty"`
+	// How much content the journal keeps: hashes, content or all.
+	Record        string `protobuf:"bytes,44,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -277,6 +279,13 @@ func (x *Sandbox) GetNetwork() *Network {
 		return x.Network
 	}
 	return nil
+}
+
+func (x *Sandbox) GetRecord() string {
+	if x != nil {
+		return x.Record
+	}
+	return ""
 }
 
 // Limits bound what a sandbox may use. A zero field takes the server's default.
@@ -596,7 +605,10 @@ type CreateSandboxRequest struct {
 	// Unset: what the template has by default, else no network, and no way to get one.
 	Network *Network `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"`
 	// No network, whatever the template has by default.
-	NoNetwork     bool `protobuf:"varint,21,opt,name=no_network,json=noNetwork,proto3" json:"no_network,omitempty"`
+	NoNetwork bool `protobuf:"varint,21,opt,name=no_network,json=noNetwork,proto3" json:"no_network,omitempty"`
+	// How much content the journal keeps beside hashes of it: hashes (none), content (arguments, code, input and output of
+	// programs; the default) or all (also files read and written through the API).
+	Record        string `protobuf:"bytes,30,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -734,6 +746,13 @@ func (x *CreateSandboxRequest) GetNoNetwork() bool {
 		return x.NoNetwork
 	}
 	return false
+}
+
+func (x *CreateSandboxRequest) GetRecord() string {
+	if x != nil {
+		return x.Record
+	}
+	return ""
 }
 
 type GetSandboxRequest struct {
@@ -1486,7 +1505,7 @@ var File_casemate_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\b\n" +
+	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\b\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -1522,7 +1541,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"files_only\x18\x17 \x01(\bR\tfilesOnly\x12\x16\n" +
 	"\x06commit\x18\x18 \x01(\tR\x06commit\x12\x12\n" +
 	"\x04head\x18\x19 \x01(\tR\x04head\x12.\n" +
-	"\anetwork\x18( \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x1a9\n" +
+	"\anetwork\x18( \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x16\n" +
+	"\x06record\x18, \x01(\tR\x06record\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aU\n" +
@@ -1560,7 +1580,7 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\amissing\x18\x0f \x03(\tR\amissing\";\n" +
 	"\tWorkspace\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xdb\x05\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xf3\x05\n" +
 	"\x14CreateSandboxRequest\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x18\n" +
@@ -1580,7 +1600,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\rallow_missing\x18\r \x03(\tR\fallowMissing\x12.\n" +
 	"\anetwork\x18\x14 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x1d\n" +
 	"\n" +
-	"no_network\x18\x15 \x01(\bR\tnoNetwork\x1a9\n" +
+	"no_network\x18\x15 \x01(\bR\tnoNetwork\x12\x16\n" +
+	"\x06record\x18\x1e \x01(\tR\x06record\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +

@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"casemate.dev/client"
+)
+
+// tellNetwork tells what the gateway saw.
+func tellNetwork(e *client.Event, what string) story {
+	verdict := fact(e, "verdict").GetStructValue().GetFields()
+	target := orDash(said(e, "target"))
+	if p := said(e, "proto"); p != "" && p != "tcp" {
+		target = p + " " + target
+	}
+	count := ""
+	if n := number(e, "count"); n > 1 {
+		count = fmt.Sprintf("%.0f times", n)
+	}
+	switch what {
+	case "opened":
+		return story{words("→ "+target, paren(valueText(verdict["rule"]))), plain}
+	case "closed":
+		sizes := fmt.Sprintf("%s sent, %s received", formatSize(int64(number(e, "sent"))), formatSize(int64(number(e, "received"))))
+		return story{words("← "+target, "closed", paren(sizes)), plain}
+	case "refused":
+		return story{words("✗ "+target, "refused:", orDash(valueText(verdict["reason"])), count), yellow}
+	case "cut":
+		return story{words("✗ "+target, "cut:", orDash(said(e, "note"))), yellow}
+	case "request":
+		st := plain
+		if number(e, "status") >= 400 {
+			st = yellow
+		}
+		return story{words("→ "+target, said(e, "method"), said(e, "path"), said(e, "status")), st}
+	}
+	return story{words("network", what, paren(allFacts(e))), plain}
+}
+
+// tellBody tells of content that was erased.
+func tellBody(e *client.Event, what, by string) story {
+	if what == "redacted" {
+		return story{words("redacted:", strings.ReplaceAll(said(e, "names"), " ", ", "), "of event", said(e, "event"), by, paren(said(e, "reason"))), yellow}
+	}
+	return story{words("old content erased:", said(e, "bodies"), "bodies,", formatSize(int64(number(e, "bytes"))), paren(said(e, "reason"))), plain}
+}
