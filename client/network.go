@@ -19,6 +19,8 @@ type (
 	TemplateNetwork = v1.TemplateNetwork
 	// NetworkExplanation is what the rules answer to a URL, and why.
 	NetworkExplanation = v1.ExplainNetworkResponse
+	// NetworkSet is a named set of rules.
+	NetworkSet = v1.NetworkSet
 	// Refusal is something that was refused to a sandbox.
 	Refusal = v1.Refusal
 )
@@ -57,4 +59,10 @@ func (n *Network) SetTemplate(ctx context.Context, template string, rules *Netwo
 func (n *Network) Explain(ctx context.Context, sandbox, target, method string) (*NetworkExplanation, error) {
 	m, err := n.rpc.ExplainNetwork(ctx, &v1.ExplainNetworkRequest{Sandbox: sandbox, Target: target, Method: method})
 	return m, n.conn.wrap(err)
+}
+
+// Sets shows the named sets that rules may name as @NAME.
+func (n *Network) Sets(ctx context.Context) ([]*NetworkSet, error) {
+	m, err := n.rpc.ListNetworkSets(ctx, &v1.ListNetworkSetsRequest{})
+	return m.GetSets(), n.conn.wrap(err)
 }

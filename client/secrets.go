@@ -27,6 +27,8 @@ type (
 	ClassPolicy = v1.ClassPolicy
 	// ModelRoute is a way for sandboxes to a model provider.
 	ModelRoute = v1.ModelRoute
+	// RouteGrant is a model route as a sandbox may use it, with what it has used.
+	RouteGrant = v1.RouteGrant
 )
 
 // Secrets keeps values that sandboxes may use and never see. No call returns a value.

@@ -70,11 +70,20 @@ func (h *networks) SetTemplateNetwork(ctx context.Context, req *v1.SetTemplateNe
 	return h.GetTemplateNetwork(ctx, &v1.GetTemplateNetworkRequest{Template: req.GetTemplate()})
 }
 
+// ListNetworkSets implements NetworkServiceHandler.
+func (h *networks) ListNetworkSets(context.Context, *v1.ListNetworkSetsRequest) (*v1.ListNetworkSetsResponse, error) {
+	resp := &v1.ListNetworkSetsResponse{}
+	for _, s := range h.cfg.Manager.NetworkSets() {
+		resp.Sets = append(resp.Sets, &v1.NetworkSet{Name: s.Name, Rules: s.Rules, Fault: s.Fault})
+	}
+	return resp, nil
+}
+
 func networkMessage(n *sandbox.Network) *v1.Network {
 	if n == nil {
 		return nil
 	}
-	m := &v1.Network{Template: n.Template}
+	m := &v1.Network{Template: n.Template, Proxy: n.Proxy}
 	for _, r := range n.Rules {
 		m.Rules = append(m.Rules, string(r))
 	}

@@ -71,7 +71,7 @@ func routeMessage(r secret.Route) *v1.ModelRoute {
 	return &v1.ModelRoute{
 		Id: r.ID, Provider: r.Provider, Family: string(r.Family), BaseUrl: r.BaseURL, Secret: r.Secret, For: selectorMessage(r.For),
 		Models: r.Models, MaxRequests: r.Budget.Requests, MaxTokens: r.Budget.Tokens, TokenTtl: span(r.TokenTTL),
-		CreatedAt: stamp(r.CreatedAt),
+		CreatedAt: stamp(r.CreatedAt), MaxCost: r.Budget.Cost, PriceIn: r.Budget.PriceIn, PriceOut: r.Budget.PriceOut,
 	}
 }
 
@@ -79,6 +79,8 @@ func routeOf(provider string, m *v1.ModelRoute) secret.Route {
 	return secret.Route{
 		Provider: provider, Family: secret.Family(m.GetFamily()), BaseURL: m.GetBaseUrl(), Secret: m.GetSecret(),
 		For: selectorOf(m.GetFor()), Models: m.GetModels(), TokenTTL: m.GetTokenTtl().AsDuration(),
-		Budget: secret.Budget{Requests: m.GetMaxRequests(), Tokens: m.GetMaxTokens()},
+		Budget: secret.Budget{
+			Requests: m.GetMaxRequests(), Tokens: m.GetMaxTokens(), Cost: m.GetMaxCost(), PriceIn: m.GetPriceIn(), PriceOut: m.GetPriceOut(),
+		},
 	}
 }

@@ -170,9 +170,15 @@ func (h *secrets) ListGrants(ctx context.Context, req *v1.ListGrantsRequest) (*v
 	for _, g := range v.Grants(ctx, sub) {
 		resp.Grants = append(resp.Grants, grantMessage(g))
 	}
+	spent, err := v.SpentBy(ctx, sb.ID)
+	if err != nil {
+		return nil, err
+	}
 	for _, r := range v.RouteGrants(ctx, sub) {
+		u := spent[r.Provider]
 		resp.Routes = append(resp.Routes, &v1.RouteGrant{
 			Provider: r.Provider, BaseUrl: r.InsideURL(), Token: r.Token, ExpiresAt: stamp(r.ExpiresAt(sb.CreatedAt)),
+			Requests: u.Requests, TokensIn: u.TokensIn, TokensOut: u.TokensOut, Cost: r.Budget.Price(u.TokensIn, u.TokensOut),
 		})
 	}
 	return resp, nil

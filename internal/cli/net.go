@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,10 +86,10 @@ A sandbox has no network unless it is made with one: casemate create --allow HOS
 open, or --net closed to give it rules later.
 
 Exit codes: 0, or 125 when it could not be done.`,
-		Args: exactly(1, "a command: show, set, explain or template"),
+		Args: exactly(1, "a command: show, set, explain, template or sets"),
 		RunE: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args[0]) },
 	}
-	cmd.AddCommand(a.netShowCmd(), a.netSetCmd(), a.netExplainCmd(), a.netTemplateCmd())
+	cmd.AddCommand(a.netShowCmd(), a.netSetCmd(), a.netExplainCmd(), a.netTemplateCmd(), a.netSetsCmd())
 	return cmd
 }
 
@@ -147,12 +149,66 @@ func (a *app) showTemplateNetwork(t *client.TemplateNetwork) error {
 	return nil
 }
 
+func (a *app) netSetsCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "sets [SET]",
+		Short: "List the named sets of rules, or show the rules of one",
+		Long: `List the named sets of rules, which --net SET and the rule @SET use; or show the rules of one. open and
+registries are always there; the server's administrator makes others as files (casemate serve --net-sets).
+
+Exit codes: 0, or 125 when there is no such set, or the one named can't be used.`,
+		Example: `  casemate net sets
+  casemate net sets registries`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+			all, err := c.Network.Sets(ctx)
+			if err != nil {
+				return cannot(err, "list the sets of network rules")
+			}
+			if len(args) == 1 {
+				return a.showNetSet(all, args[0])
+			}
+			if a.json {
+				return printList(a, "sets", all)
+			}
+			t := &table{head: []string{"SET", "RULES"}}
+			for _, s := range all {
+				what := cell{text: fmt.Sprint(len(s.GetRules()))}
+				if s.GetFault() != "" {
+					what = cell{s.GetFault(), red}
+				}
+				t.add(s.GetName(), what)
+			}
+			a.table(t)
+			return nil
+		}),
+	}
+}
+
+func (a *app) showNetSet(all []*client.NetworkSet, name string) error {
+	i := slices.IndexFunc(all, func(s *client.NetworkSet) bool { return s.GetName() == name })
+	if i < 0 {
+		return errs.New(errs.NotFound, "there is no set of network rules called %q", name).WithHint("casemate net sets shows those that there are")
+	}
+	s := all[i]
+	switch {
+	case s.GetFault() != "":
+		return errs.New(errs.FailedPrecondition, "%s", s.GetFault())
+	case a.json:
+		return a.printJSON(s)
+	}
+	for _, r := range s.GetRules() {
+		fmt.Fprintln(a.stdout, clean(r))
+	}
+	return nil
+}
+
 func (a *app) netShowCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show SANDBOX",
 		Short: "Show a sandbox's network rules, and what it has moved",
 		Long: `Show the network rules of a sandbox in the order in which they are judged, with those of named sets in
-their place, and what it has moved.
+their place, its limits where they are not the defaults, a proxy of its own, and what it has moved.
 
 Exit codes: 0, or 125 when that can't be said.`,
 		Example: "  casemate net show web",
@@ -180,8 +236,35 @@ func (a *app) showNetwork(st *client.NetworkStatus) error {
 	if len(st.GetExpanded()) == 0 {
 		fmt.Fprintln(a.stdout, "no rules: it reaches nothing")
 	}
+	if p := st.GetNetwork().GetProxy(); p != "" {
+		a.note("TCP leaves through the sandbox's own proxy, %s", clean(p))
+	}
+	if text := netLimitsText(st.GetNetwork().GetLimits()); text != "" {
+		a.note("limits: %s", text)
+	}
 	a.note("%d connections open, %s sent, %s received", st.GetConnections(), formatSize(st.GetSent()), formatSize(st.GetReceived()))
 	return nil
+}
+
+// netLimitsText tells the limits that are not the defaults.
+func netLimitsText(l *client.NetworkLimits) string {
+	var parts []string
+	if n := l.GetConnections(); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections", n))
+	}
+	if n := l.GetPending(); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d of them not established", n))
+	}
+	if n := l.GetBytes(); n > 0 {
+		parts = append(parts, formatSize(n)+" in all")
+	}
+	if n := l.GetRate(); n > 0 {
+		parts = append(parts, formatSize(n)+" a second each way")
+	}
+	if d := l.GetIdle().AsDuration(); d > 0 {
+		parts = append(parts, "connections end when idle for "+formatDuration(d))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (a *app) netSetCmd() *cobra.Command {
@@ -223,7 +306,8 @@ func (a *app) netExplainCmd() *cobra.Command {
 		Use:   "explain SANDBOX URL",
 		Short: "Say what a sandbox's rules answer to a URL, and why",
 		Long: `Say what a sandbox's network rules answer to a URL, or HOST[:PORT], and why. Names are looked up as the
-gateway does it, and each address is judged. Nothing is connected to.
+gateway does it, and each address is judged. It also says which secrets would be put on, and what the gateway
+answers itself. Nothing is connected to.
 
 Exit codes: 0 when it would be allowed, 1 when not, 125 when that can't be said.`,
 		Example: `  casemate net explain web https://example.com/

@@ -181,6 +181,7 @@ Exit codes: 0, or 125 on failure.`,
 func (a *app) modelSetCmd() *cobra.Command {
 	var sel selectorFlags
 	var ttl time.Duration
+	var cost, in, out money
 	r := &client.ModelRoute{}
 	cmd := &cobra.Command{
 		Use:   "set PROVIDER",
@@ -188,9 +189,13 @@ func (a *app) modelSetCmd() *cobra.Command {
 		Long: `Make a way to a model provider, or change it; the flags replace all that was set before. Sandboxes find
 it by the variables PROVIDER_BASE_URL and PROVIDER_API_KEY, as ANTHROPIC_BASE_URL.
 
+--max-cost is in the money of --price-in and --price-out, which are what the provider asks for a million tokens.
+No price comes with Casemate. Input that the provider has cached counts as the rest does.
+
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate secrets model set anthropic --secret anthropic --all
   casemate secrets model set openai --secret openai --label team=web --max-tokens 2000000
+  casemate secrets model set anthropic --secret anthropic --all --max-cost 2.50 --price-in 3 --price-out 15
   casemate secrets model set local --family openai --base-url http://models.example:8000/v1 --secret local --all`,
 		Args: exactly(1, "one provider"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
@@ -199,6 +204,7 @@ Exit codes: 0, or 125 on failure.`,
 				return err
 			}
 			r.Provider, r.For = args[0], s
+			r.MaxCost, r.PriceIn, r.PriceOut = int64(cost), int64(in), int64(out)
 			if ttl != 0 {
 				r.TokenTtl = durationpb.New(ttl)
 			}
@@ -222,6 +228,9 @@ Exit codes: 0, or 125 on failure.`,
 	fl.StringArrayVar(&r.Models, "model", nil, "the only `MODEL` that may be asked for, * at the end for all that begin so (repeatable)")
 	fl.Int64Var(&r.MaxRequests, "max-requests", 0, "how many requests a sandbox may make in its life")
 	fl.Int64Var(&r.MaxTokens, "max-tokens", 0, "how many tokens a sandbox may use in its life, in and out")
+	fl.Var(&cost, "max-cost", "how much money a sandbox may spend in its life, by these prices")
+	fl.Var(&in, "price-in", "what a million tokens of input cost")
+	fl.Var(&out, "price-out", "what a million tokens of output cost")
 	fl.DurationVar(&ttl, "token-ttl", 0, "a sandbox's token ends that long after its start (default with the sandbox)")
 	_ = cmd.MarkFlagRequired("secret")
 	return cmd
@@ -259,9 +268,9 @@ func (a *app) modelListCmd() *cobra.Command {
 			if a.json {
 				return printList(a, "routes", all)
 			}
-			t := &table{head: []string{"PROVIDER", "FAMILY", "TO", "SECRET", "REQUESTS", "TOKENS", "FOR"}}
+			t := &table{head: []string{"PROVIDER", "FAMILY", "TO", "SECRET", "REQUESTS", "TOKENS", "MONEY", "FOR"}}
 			for _, r := range all {
-				t.add(r.GetProvider(), r.GetFamily(), r.GetBaseUrl(), r.GetSecret(), bound(r.GetMaxRequests()), bound(r.GetMaxTokens()), whichOf(r.GetFor()))
+				t.add(r.GetProvider(), r.GetFamily(), r.GetBaseUrl(), r.GetSecret(), bound(r.GetMaxRequests()), bound(r.GetMaxTokens()), boundMoney(r.GetMaxCost()), whichOf(r.GetFor()))
 			}
 			a.table(t)
 			return nil
@@ -274,6 +283,13 @@ func bound(n int64) string {
 		return "-"
 	}
 	return fmt.Sprint(n)
+}
+
+func boundMoney(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return formatMoney(n)
 }
 
 func (a *app) modelRemoveCmd() *cobra.Command {

@@ -232,7 +232,7 @@ func (a *app) secretsListCmd() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List secrets, without values; or what a sandbox may use",
 		Long: `List secrets: their class, version, last use and bindings; no command shows a value. With --sandbox, list
-what that sandbox may use, with the placeholders that it sees.
+what that sandbox may use, with the placeholders that it sees, and what it has used of model routes.
 
 Exit codes: 0, or 125 on failure.`,
 		Args: exactly(0, "no arguments"),
@@ -276,7 +276,7 @@ func (a *app) listGrants(ctx context.Context, c *client.Client, sandbox string) 
 	if a.json {
 		return a.printJSON(g)
 	}
-	t := &table{head: []string{"SECRET", "VARIABLE", "PLACEHOLDER", "BOUND TO"}}
+	t := &table{head: []string{"SECRET", "VARIABLE", "PLACEHOLDER", "BOUND TO", "USED"}}
 	for _, s := range g.GetGrants() {
 		env := "-"
 		for _, b := range s.GetBindings() {
@@ -284,13 +284,22 @@ func (a *app) listGrants(ctx context.Context, c *client.Client, sandbox string) 
 				env = b.GetEnv()
 			}
 		}
-		t.add(s.GetName(), env, s.GetPlaceholder(), boundTo(s.GetBindings()))
+		t.add(s.GetName(), env, s.GetPlaceholder(), boundTo(s.GetBindings()), "-")
 	}
 	for _, r := range g.GetRoutes() {
-		t.add("model "+r.GetProvider(), "-", r.GetToken(), r.GetBaseUrl())
+		t.add("model "+r.GetProvider(), "-", r.GetToken(), r.GetBaseUrl(), routeUse(r))
 	}
 	a.table(t)
 	return nil
+}
+
+// routeUse tells in short what a sandbox has used of a model route.
+func routeUse(r *client.RouteGrant) string {
+	text := fmt.Sprintf("%d requests, %d tokens", r.GetRequests(), r.GetTokensIn()+r.GetTokensOut())
+	if r.GetCost() > 0 {
+		text += ", " + formatMoney(r.GetCost())
+	}
+	return text
 }
 
 // boundTo tells in short what bindings say.

@@ -72,6 +72,53 @@ func formatSize(n int64) string {
 	return text + " " + string("KMGTP"[unit]) + "iB"
 }
 
+// money is a flag value in millionths of a unit of money, written as 5 or 0.25.
+type money int64
+
+// moneyDigits is how many digits stand behind the point.
+const moneyDigits = 6
+
+// String implements pflag.Value.
+func (m *money) String() string {
+	if *m == 0 {
+		return ""
+	}
+	return formatMoney(int64(*m))
+}
+
+// Type implements pflag.Value.
+func (m *money) Type() string { return "AMOUNT" }
+
+// Set implements pflag.Value.
+func (m *money) Set(text string) error {
+	whole, part, _ := strings.Cut(strings.TrimSpace(text), ".")
+	digits := strings.TrimRight(part, "0")
+	if whole+part == "" || strings.Trim(whole+part, "0123456789") != "" || len(digits) > moneyDigits {
+		return fmt.Errorf("%q is no amount; write it as 5 or 0.25, with at most %d digits behind the point", text, moneyDigits)
+	}
+	n, err := strconv.ParseInt(whole+digits+strings.Repeat("0", moneyDigits-len(digits)), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%q is too large", text)
+	}
+	*m = money(n)
+	return nil
+}
+
+// formatMoney writes an amount with two digits behind the point, or as many as it has.
+func formatMoney(n int64) string {
+	sign := ""
+	if n < 0 {
+		sign, n = "-", -n
+	}
+	text := fmt.Sprintf("%s%0*d", sign, moneyDigits+1, n)
+	at := len(text) - moneyDigits
+	part := strings.TrimRight(text[at:], "0")
+	for len(part) < 2 {
+		part += "0"
+	}
+	return text[:at] + "." + part
+}
+
 // formatDuration writes d with the precision that a person reads: 950µs, 4.2ms, 1.5s, 2m10s, 3h5m.
 func formatDuration(d time.Duration) string {
 	switch {

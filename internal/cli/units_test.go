@@ -34,6 +34,28 @@ func TestFormatSizeAndBack(t *testing.T) {
 	}
 }
 
+func TestMoney(t *testing.T) {
+	for in, want := range map[string]int64{
+		"0": 0, "5": 5_000_000, "2.50": 2_500_000, "0.000001": 1, ".5": 500_000, "3.": 3_000_000, "1.1000000": 1_100_000,
+	} {
+		var m money
+		if err := m.Set(in); err != nil || int64(m) != want {
+			t.Errorf("%q is %d, %v; want %d", in, m, err, want)
+		}
+	}
+	for _, in := range []string{"", ".", "-1", "+1", "1e3", "0.0000001", "1,5", "$5", "99999999999999", "1.2.3", "NaN"} {
+		var m money
+		if err := m.Set(in); err == nil {
+			t.Errorf("%q is %d, want an error", in, m)
+		}
+	}
+	for n, want := range map[int64]string{0: "0.00", 1: "0.000001", 2_500_000: "2.50", 1_234_000_000: "1234.00", 123_456: "0.123456"} {
+		if got := formatMoney(n); got != want {
+			t.Errorf("%d is written as %s, want %s", n, got, want)
+		}
+	}
+}
+
 func TestFormatDuration(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "0µs", 950 * time.Microsecond: "950µs", 4200 * time.Microsecond: "4.2ms", 42 * time.Millisecond: "42ms",

@@ -180,7 +180,8 @@ func fills(value string) (text string, names []string, err error) {
 			return b.String(), names, nil
 		}
 		if strings.HasPrefix(anyReference+rest, tokenReference) {
-			return "", nil, notYet("network.rules with ${e2b.identity.…}")
+			return "", nil, fail(http.StatusNotImplemented,
+				"network.rules: ${e2b.identity.…} is a token that E2B's own issuer signs, which this server does not support; keep a secret and write ${e2b.secrets.NAME}")
 		}
 		name, ok := strings.CutPrefix(anyReference+rest, secretReference)
 		name, value, found = strings.Cut(name, "}")

@@ -205,7 +205,7 @@ const (
 	EventMasked EventType = "secret.masked"
 	// EventModel: a request to a model provider ended; Provider, Model and the tokens say what it used.
 	EventModel   EventType = "model.used"
-	EventDropped EventType = "dropped" // events that nobody took in time; Count says how many
+	EventDropped EventType = "dropped" // events of the sandbox are missing; Count says how many, where that is known
 )
 
 // Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.

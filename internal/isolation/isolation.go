@@ -19,6 +19,7 @@ package isolation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -26,6 +27,10 @@ import (
 
 	"casemate.dev/internal/rootfs"
 )
+
+// ErrDeviceGone says that an instance's network device is not the one that was made: somebody inside had rights over it
+// that no sandbox has.
+var ErrDeviceGone = errors.New("the network device is not the one that was made")
 
 // Profile is how much a sandbox's code may do inside its own walls.
 type Profile string
@@ -217,7 +222,7 @@ type Instance interface {
 	// Device opens the other end of the instance's network device: whole frames, each behind a struct
 	// virtio_net_hdr, in non-blocking mode. One at a time can be open; the device outlives its closing. The
 	// caller closes it. Kinds: FailedPrecondition (the instance has none, or it is no longer the one that
-	// was made), Unavailable (it is open elsewhere).
+	// was made: ErrDeviceGone), Unavailable (it is open elsewhere).
 	Device(ctx context.Context) (*os.File, error)
 	// NewScope makes the control group for one process. Backends without one return a Scope with no
 	// files; the guest then kills by session and parentage.

@@ -71,6 +71,11 @@ type Config struct {
 	// Grants says what a sandbox with a network gets beside it; nil: nothing. It must not wait for the
 	// sandbox, which is starting.
 	Grants func(ctx context.Context, s Sandbox) Granted
+	// Beyond says what becomes of a sandbox's connections to a name beyond what its rules say, for explaining; nil:
+	// nothing.
+	Beyond func(ctx context.Context, s Sandbox, name string, port uint16) NetworkBeyond
+	// NetworkSets returns the names of the named sets, beside open; nil: there are none.
+	NetworkSets func() []string
 	// Resolver looks up names where rules are explained; nil: the host's.
 	Resolver *net.Resolver
 	// Proxy is the one that the gateway's connections leave through, for explaining; nil: none.

@@ -17,7 +17,7 @@ import (
 
 // NetworkAnswer is one part of an explanation.
 type NetworkAnswer struct {
-	About   string // "name", "connection", "proxy", "address", or an address
+	About   string // "name", "connection", "proxy", "address", "gateway", "secret", or an address
 	Verdict NetworkVerdict
 }
 
@@ -27,10 +27,21 @@ const (
 	aboutConnection = "connection"
 	aboutAddress    = "address"
 	aboutProxy      = "proxy"
+	aboutGateway    = "gateway"
+	aboutSecret     = "secret"
 )
 
+// NetworkBeyond is what becomes of connections to a name beyond what the rules say.
+type NetworkBeyond struct {
+	// Answered says why the gateway answers them itself, whatever the rules say; "": it does not.
+	Answered string
+	// Puts says what it puts on their requests, each a sentence, for which it looks into them.
+	Puts []string
+}
+
 // ExplainNetwork says what the rules of a sandbox answer to a URL, or HOST[:PORT], and why. It looks a name up
-// where the rules allow that, and judges each of its addresses, as the gateway does. It returns the network, too.
+// where the rules allow that, and judges each of its addresses, as the gateway does; and it says what the gateway puts
+// on requests, and what it answers itself. It returns the network, too.
 func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, method string) ([]NetworkAnswer, Network, error) {
 	_, s, err := m.networked(ctx, p, ref)
 	if err != nil {
@@ -44,7 +55,21 @@ func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, 
 	if err != nil {
 		return nil, Network{}, err
 	}
-	return m.explain(ctx, rules.NewSet(list), q, m.proxyFor(s.Spec.Network, q)), *s.Spec.Network, nil
+	beyond := NetworkBeyond{}
+	if m.cfg.Beyond != nil && q.Name != "" && q.Proto == rules.TCP {
+		beyond = m.cfg.Beyond(ctx, s, q.Name, q.Port)
+	}
+	if beyond.Answered != "" {
+		v := rules.Verdict{Allow: true, Inspect: true, Code: rules.Allowed, Reason: beyond.Answered}
+		return []NetworkAnswer{{aboutGateway, v}}, *s.Spec.Network, nil
+	}
+	answers := m.explain(ctx, rules.NewSet(list), q, m.proxyFor(s.Spec.Network, q))
+	if NetworkAllowed(answers) {
+		for _, text := range beyond.Puts {
+			answers = append(answers, NetworkAnswer{aboutSecret, rules.Verdict{Allow: true, Inspect: true, Code: rules.Allowed, Reason: text}})
+		}
+	}
+	return answers, *s.Spec.Network, nil
 }
 
 // proxyFor returns the proxy that a sandbox's connections leave through: its own, or the host's; nil: none.
@@ -188,12 +213,12 @@ func parseTarget(target, method string) (rules.Query, error) {
 }
 
 // NetworkAllowed reports whether the answers together allow a connection: the name, the connection, one of the
-// addresses, and the proxy where one is on the way.
+// addresses, and the proxy where one is on the way; or the gateway answers it.
 func NetworkAllowed(answers []NetworkAnswer) bool {
 	address := false
 	for _, a := range answers {
 		switch a.About {
-		case aboutName, aboutConnection, aboutProxy:
+		case aboutName, aboutConnection, aboutProxy, aboutSecret:
 			if !a.Verdict.Allow {
 				return false
 			}

@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +17,7 @@ import (
 type fakeGateway struct {
 	mu         sync.Mutex
 	configured []string
+	failed     map[string]error // of adopting
 }
 
 // Attach implements Gateway.
@@ -43,7 +46,7 @@ func (*fakeGateway) Usage(context.Context, string) (egress.Usage, error) { retur
 func (*fakeGateway) Stats() (egress.Stats, bool) { return egress.Stats{}, false }
 
 // Adopt implements Gateway.
-func (*fakeGateway) Adopt(context.Context, []egress.Member) map[string]error { return nil }
+func (g *fakeGateway) Adopt(context.Context, []egress.Member) map[string]error { return g.failed }
 
 // seeingBackend keeps the specs that it starts.
 type seeingBackend struct {
@@ -104,5 +107,23 @@ func TestGranted(t *testing.T) {
 	}
 	if len(gw.configured) != 1 || gw.configured[0] != a.ID {
 		t.Errorf("the gateway was told of %v", gw.configured)
+	}
+}
+
+// TestExchangedDeviceEndsTheSandbox: one whose device is not the one that was made ends when it is adopted; one that the
+// gateway can't be given for another reason goes on, and reaches nothing.
+func TestExchangedDeviceEndsTheSandbox(t *testing.T) {
+	w := newWorld(t)
+	gw := &fakeGateway{failed: map[string]error{}}
+	w.shape = func(c *Config) { c.Gateway = gw }
+	s := w.serve()
+	exchanged, busy := s.create(alice, Spec{Network: &Network{}}), s.create(alice, Spec{Network: &Network{}})
+	s.stop(false)
+	gw.failed[exchanged.ID] = fmt.Errorf("open device: %w", isolation.ErrDeviceGone)
+	gw.failed[busy.ID] = errors.New("busy")
+	s = w.serve()
+	s.stops(exchanged.ID, EndLost)
+	if s.state(busy.ID) != Running {
+		t.Errorf("the other is %s", s.state(busy.ID))
 	}
 }

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -229,7 +230,16 @@ func (m *Manager) adoptNetworks(ctx context.Context) {
 		list = append(list, member)
 	}
 	for id, err := range m.cfg.Gateway.Adopt(ctx, list) {
-		m.log.Error("cannot connect a sandbox to the gateway; it reaches nothing", "sandbox", id, "error", err)
+		m.NetworkFailed(id, err)
+	}
+}
+
+// NetworkFailed is told that the gateway could not be given a sandbox's device. Such a sandbox reaches nothing; one whose
+// device is not the one that was made ends, since nothing of its walls can be relied on.
+func (m *Manager) NetworkFailed(id string, err error) {
+	m.log.Error("cannot connect a sandbox to the gateway; it reaches nothing", "sandbox", id, "error", err)
+	if b := m.find(id); b != nil && errors.Is(err, isolation.ErrDeviceGone) {
+		m.beginEnd(b, "", EndLost, isolation.ErrDeviceGone.Error())
 	}
 }
 
@@ -329,6 +339,34 @@ func (m *Manager) networked(ctx context.Context, p Principal, ref string) (*box,
 			WithHint("create one with --allow HOST, or with --net closed to set rules later")
 	}
 	return b, s, nil
+}
+
+// NetworkSet is a named set of rules, as NetworkRule uses it by @NAME.
+type NetworkSet struct {
+	Name  string
+	Rules []string // without allow or deny
+	Fault string   // why it can't be used; "": it can
+}
+
+// NetworkSets returns the sets that rules may name, open first.
+func (m *Manager) NetworkSets() []NetworkSet {
+	names := []string{rules.Open}
+	if m.cfg.NetworkSets != nil {
+		names = append(names, m.cfg.NetworkSets()...)
+	}
+	out := make([]NetworkSet, 0, len(names))
+	for _, name := range names {
+		s := NetworkSet{Name: name}
+		list, err := rules.Expand([]rules.Text{rules.Text("allow @" + name)}, m.cfg.NetworkSet)
+		if err != nil {
+			s.Fault, _ = errs.PublicText(err)
+		}
+		for _, r := range list {
+			s.Rules = append(s.Rules, r.Text())
+		}
+		out = append(out, s)
+	}
+	return out
 }
 
 // NetworkStats returns the gateway process's figures; ok is false where none runs.

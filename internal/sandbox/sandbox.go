@@ -44,7 +44,7 @@ const (
 	EndParent      EndReason = "parent_ended"  // its parent sandbox ended
 	EndGuestDied   EndReason = "guest_died"    // its first process ended by itself
 	EndStartFailed EndReason = "start_failed"  // it never ran
-	EndLost        EndReason = "lost"          // found dead when the server started
+	EndLost        EndReason = "lost"          // found dead when the server started, or without what held it
 	EndServerDown  EndReason = "server_closed" // the server was told to take its sandboxes along
 )
 

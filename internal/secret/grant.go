@@ -28,6 +28,19 @@ type Credential struct {
 	// Also are further values that must not come back.
 	Also     []Value
 	Bindings []Binding
+	// Header says that it is a header of the sandbox's own rules, which has no name of its own.
+	Header bool
+}
+
+// For reports whether one of its bindings is for a name at a port.
+func (c Credential) For(name string, port uint16) bool {
+	matches := func(text string) bool {
+		h, err := ParseHost(text)
+		return err == nil && h.Matches(name, port)
+	}
+	return slices.ContainsFunc(c.Bindings, func(b Binding) bool {
+		return slices.ContainsFunc(b.Hosts, matches) && !slices.ContainsFunc(b.Except, matches)
+	})
 }
 
 // Grants returns what the sandbox may use, by name: the secrets of its owner and of the server that
@@ -60,6 +73,7 @@ func (v *Vault) Grants(ctx context.Context, sub Subject) []Credential {
 		v.loadLocked(e)
 		c.Value, c.Previous = e.value, e.previous
 		if e.Sandbox != "" {
+			c.Header = true
 			v.transformLocked(&c, e, sub.Template)
 		}
 		all = append(all, c)

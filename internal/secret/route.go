@@ -3,7 +3,10 @@ package secret
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
+	"math"
+	"math/bits"
 	"net/url"
 	"slices"
 	"strings"
@@ -30,6 +33,46 @@ const maxRoutes = 64
 type Budget struct {
 	Requests int64 `json:"requests,omitempty"`
 	Tokens   int64 `json:"tokens,omitempty"` // input and output together
+	// Cost is money, in millionths of the unit that the prices are in.
+	Cost int64 `json:"cost,omitempty"`
+	// PriceIn and PriceOut are what a million tokens of input and of output cost, in millionths of a unit of money.
+	PriceIn  int64 `json:"price_in,omitempty"`
+	PriceOut int64 `json:"price_out,omitempty"`
+}
+
+// perPrice is how many tokens a price is for.
+const perPrice = 1_000_000
+
+// Price returns what tokens cost, in millionths of a unit of money, rounded up. What is too much to be said is the most
+// that can be said.
+func (b Budget) Price(in, out int64) int64 {
+	sum, carry := bits.Add64(price(in, b.PriceIn), price(out, b.PriceOut), 0)
+	if carry > 0 || sum > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(sum)
+}
+
+func price(tokens, each int64) uint64 {
+	hi, lo := bits.Mul64(uint64(max(tokens, 0)), uint64(max(each, 0))) //nolint:gosec // not negative
+	lo, carry := bits.Add64(lo, perPrice-1, 0)
+	if hi += carry; hi >= perPrice {
+		return math.MaxUint64
+	}
+	q, _ := bits.Div64(hi, lo, perPrice)
+	return q
+}
+
+func (b Budget) check() error {
+	for _, n := range []int64{b.Requests, b.Tokens, b.Cost, b.PriceIn, b.PriceOut} {
+		if n < 0 {
+			return invalid("a budget and its prices can't be negative")
+		}
+	}
+	if b.Cost > 0 && b.PriceIn == 0 && b.PriceOut == 0 {
+		return invalid("a budget in money needs what a million tokens cost").WithHint("give the provider's prices: --price-in and --price-out")
+	}
+	return nil
 }
 
 // Route is a way for sandboxes to a model provider: a plain base URL inside, behind which the gateway
@@ -59,6 +102,29 @@ type RouteGrant struct {
 	// Key is the provider's key; empty where it could not be read. Previous is the one before.
 	Key, Previous Value
 	KeyVersion    uint64
+}
+
+// Spent is what a sandbox has used of a route so far.
+type Spent struct {
+	Requests  int64 `json:"requests"`
+	TokensIn  int64 `json:"tokens_in"`
+	TokensOut int64 `json:"tokens_out"`
+}
+
+// SpentBy returns what a sandbox has used of each provider, as far as it is told.
+func (v *Vault) SpentBy(ctx context.Context, sandbox string) (map[string]Spent, error) {
+	if err := v.cfg.DB.Flush(); err != nil { // what was used is queued, and must count
+		return nil, err
+	}
+	rows, err := v.cfg.DB.ModelUsages(ctx, sandbox)
+	if err != nil {
+		return nil, fmt.Errorf("read what was used: %w", err)
+	}
+	out := make(map[string]Spent, len(rows))
+	for provider, u := range rows {
+		out[provider] = Spent{Requests: u.Requests, TokensIn: u.TokensIn, TokensOut: u.TokensOut}
+	}
+	return out, nil
 }
 
 // PutRoute makes a route, or replaces the one of that provider. Kinds: InvalidArgument, NotFound (the
@@ -181,8 +247,11 @@ func (r *Route) check() error {
 		return invalid("base URL %.200q: use https://HOST[:PORT][/PATH]", r.BaseURL)
 	}
 	r.BaseURL = strings.TrimRight(u.String(), "/")
-	if r.Budget.Requests < 0 || r.Budget.Tokens < 0 || r.TokenTTL < 0 {
-		return invalid("a budget and a token's life can't be negative")
+	if err := r.Budget.check(); err != nil {
+		return err
+	}
+	if r.TokenTTL < 0 {
+		return invalid("a token's life can't be negative")
 	}
 	if len(r.Models) > maxSelect {
 		return invalid("%d models, limit %d", len(r.Models), maxSelect)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -313,6 +314,32 @@ func TestBadRequestsSayWhatIsWrong(t *testing.T) {
 	}
 	if err := set(SetRequest{Name: "a", Source: Source{Kind: File, Path: "/etc/shadow"}}); !errs.Is(err, errs.PermissionDenied) {
 		t.Errorf("a user reads the host's files: %v", err)
+	}
+}
+
+// Prices are those of a million tokens; what they come to is rounded up, and never runs over.
+func TestPrice(t *testing.T) {
+	b := Budget{PriceIn: 3_000_000, PriceOut: 15_000_000}
+	for _, c := range []struct{ in, out, want int64 }{
+		{0, 0, 0}, {1, 0, 3}, {0, 1, 15}, {1000, 2000, 33_000}, {-5, 1, 15}, {math.MaxInt64, math.MaxInt64, math.MaxInt64},
+	} {
+		if got := b.Price(c.in, c.out); got != c.want {
+			t.Errorf("%d and %d tokens cost %d, want %d", c.in, c.out, got, c.want)
+		}
+	}
+	if got := (Budget{PriceIn: 1}).Price(1, 0); got != 1 {
+		t.Errorf("a part of a millionth is %d", got)
+	}
+	route := Route{Provider: "p", Family: OpenAI, BaseURL: "https://models.example.com", For: Selector{All: true}}
+	for _, bad := range []Budget{{Cost: 1}, {Cost: -1, PriceIn: 1}, {PriceOut: -1}, {Tokens: -1}} {
+		route.Budget = bad
+		if err := route.check(); !errs.Is(err, errs.InvalidArgument) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	route.Budget = Budget{Cost: 1, PriceOut: 1}
+	if err := route.check(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -92,7 +92,7 @@ func (i *Internet) names() {
 	for _, name := range i.webNames() {
 		i.net.Name(name, fakenet.Web)
 	}
-	for _, name := range []string{"denied.test", "evil.test", "evilallowed.test", "allowed.test.evil.test", "allowed-test.evil.test"} {
+	for _, name := range []string{"denied.test", "evil.test", "evilallowed.test", "allowed.test.evil.test", "allowed-test.evil.test", "xn--llowed-2nf.test"} {
 		i.net.Name(name, fakenet.Other)
 	}
 	i.net.Name("meta.test", fakenet.Metadata)

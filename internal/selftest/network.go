@@ -151,9 +151,13 @@ tcp("echo.test", 7000)`,
 			ID: "F06", Class: Lateral, Title: "private networks, and other sandboxes' addresses",
 			Python: `for a in ("` + fakenet.Private + `", "192.168.7.7", "172.16.0.1", "100.64.0.1", "fe80::1%eth0", "fc00::1", "198.18.0.3", "198.19.0.77", "fdca:5e00:5a9d::3", "intra.test"):
     tcp(a, 80, b"GET / HTTP/1.0\r\n\r\n")
+def ping(a):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP); s.settimeout(1)
+    s.sendto(b"\x08\0\xf7\xff\0\0\0\0", (a, 0)); return s.recv(64)
+for a in ("` + fakenet.Private + `", "192.168.7.7", "198.18.0.3"): said("ping " + a, lambda: ping(a))
 get("http://allowed.test/f06")`,
 			Flow: &Flow{Rules: openRules(), Arrives: `/f06`, Stays: `^private`},
-		}, Want{Match: `^get \S* through`, Reject: `^tcp .* through`}),
+		}, Want{Match: `^get \S* through`, Reject: `^(tcp|ping) .* through`}),
 		both(Case{
 			ID: "F15", Class: Exfil, Title: "other ports and protocols of a host whose web is allowed",
 			Python: `for p in (22, 25, 6379): tcp("allowed.test", p)
@@ -206,6 +210,7 @@ get("http://allowed.test/f08")`,
 			ID: "F12", Class: Exfil, Title: "names that look like an allowed one",
 			Python: `for a in ("evilallowed.test", "allowed.test.evil.test", "allowed-test.evil.test", "allowed.test@evil.test", "evil.test#allowed.test", "evil.test%23.allowed.test", "evil.test/.allowed.test"):
     get("http://" + a + "/like")
+for a in ("\u0430llowed.test", "xn--llowed-2nf.test"): tcp(a, 80, b"GET /like HTTP/1.0\r\nHost: evil.test\r\n\r\n")
 for a in ("allowed.test\0.evil.test", "evil.test\0.allowed.test", "evil.test#.allowed.test", "evil.test@allowed.test"):
     tcp(a, 80, b"GET /like HTTP/1.0\r\n\r\n")
 get("http://ALLOWED.test/f12"); get("http://allowed.test./f12")`,

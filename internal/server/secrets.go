@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -222,27 +223,48 @@ func (s *Server) grants(ctx context.Context, sb sandbox.Sandbox) sandbox.Granted
 	return sandbox.Granted{Env: env, Files: s.trust.files}
 }
 
+// beyond says what the gateway does with a sandbox's connections to a name beyond what its rules say.
+func (s *Server) beyond(ctx context.Context, sb sandbox.Sandbox, name string, port uint16) (b sandbox.NetworkBeyond) {
+	sub := s.subject(ctx, sb)
+	if name == secret.ModelHost {
+		var providers []string
+		for _, r := range s.vault.RouteGrants(ctx, sub) {
+			providers = append(providers, r.Provider)
+		}
+		if len(providers) > 0 {
+			b.Answered = "the gateway answers it itself, as the sandbox's way to models of " + strings.Join(providers, ", ")
+		}
+		return b
+	}
+	for _, g := range s.vault.Grants(ctx, sub) {
+		if !g.For(name, port) {
+			continue
+		}
+		text := "the secret " + g.Name + " is put on requests that its binding covers"
+		if g.Header {
+			text = "headers of the sandbox's own rules are put on requests"
+		}
+		if !slices.Contains(b.Puts, text) {
+			b.Puts = append(b.Puts, text)
+		}
+	}
+	return b
+}
+
 // private gathers what the gateway must know of one sandbox.
 func (s *Server) private(ctx context.Context, id string) (egress.Private, error) {
 	sb, err := s.manager.Get(ctx, policy.Local(), id)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.db.Flush(); err != nil { // what was used is queued, and must count
-		return nil, err
-	}
-	used, err := s.db.ModelUsages(ctx, id)
+	used, err := s.vault.SpentBy(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("read what was used: %w", err)
+		return nil, err
 	}
 	sub := s.subject(ctx, sb)
 	var routes []inspect.RoutePart
 	for _, r := range s.vault.RouteGrants(ctx, sub) {
-		u := used[r.Provider]
-		routes = append(routes, inspect.RoutePart{
-			RouteGrant: r, Expires: r.ExpiresAt(sb.CreatedAt),
-			Spent: inspect.Spent{Requests: u.Requests, TokensIn: u.TokensIn, TokensOut: u.TokensOut},
-		})
+		routes = append(routes, inspect.RoutePart{RouteGrant: r, Expires: r.ExpiresAt(sb.CreatedAt), Spent: used[r.Provider]})
 	}
 	grants := s.vault.Grants(ctx, sub)
 	if !s.vault.ProxyOf(id).Empty() {
@@ -264,7 +286,7 @@ func (s *Server) sawNetwork(list []egress.Event) error {
 		}
 		if e.Type == egress.EventModel {
 			s.db.Queue(store.Change{Writes: []store.Write{store.AddModelUsage(store.ModelUsage{
-				Sandbox: e.Sandbox, Provider: e.Provider, Requests: 1, TokensIn: e.TokensIn, TokensOut: e.TokensOut,
+				Sandbox: e.Sandbox, Provider: e.Provider, Requests: int64(max(e.Count, 1)), TokensIn: e.TokensIn, TokensOut: e.TokensOut,
 			})}})
 		}
 	}

@@ -121,10 +121,10 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
 		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
 		Up:        s.sandboxUp,
-		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet, Resolver: resolve.New(cfg.Nameservers),
+		HostPaths: []string{cfg.DataDir, cfg.RunDir, cfg.KeysDir}, NetworkSet: s.networkSet, NetworkSets: s.networkSets, Resolver: resolve.New(cfg.Nameservers),
 	}
 	if s.gateway != nil {
-		domain.Gateway, domain.Grants, domain.Proxy = s.gateway, s.grants, s.proxy
+		domain.Gateway, domain.Grants, domain.Proxy, domain.Beyond = s.gateway, s.grants, s.proxy, s.beyond
 	}
 	s.manager, err = sandbox.New(domain)
 	if err != nil {

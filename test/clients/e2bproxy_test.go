@@ -98,6 +98,9 @@ func TestE2BProxy(t *testing.T) {
 	if out, err := s.CLI("", "net", "explain", box, "https://"+keyed+"/x"); err != nil || !strings.Contains(out, "proxy.test:1080") {
 		t.Errorf("explained: %v %s", err, out)
 	}
+	if out, err := s.CLI("", "net", "show", box); err != nil || !strings.Contains(out, "own proxy, proxy.test:1080") || strings.Contains(out, ownProxyWord) {
+		t.Errorf("shown by the command line: %v %s", err, out)
+	}
 	// A rotated password holds at once, a wrong one is not gone around, and without the proxy the way is direct.
 	update := func(body string) { call("PUT", "/sandboxes/"+box+"/network", body, 204) }
 	update(`{"egressProxy":` + proxy("wrong") + `}`)

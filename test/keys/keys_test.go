@@ -47,8 +47,10 @@ func TestKeys(t *testing.T) {
 		{"rotation", rotation},
 		{"sources", sources},
 		{"model route", modelRoute},
+		{"only what is bound", onlyBound},
 		{"a killed gateway", killedGateway},
 		{"a killed server", killedServer},
+		{"a removed route", removedRoute},
 		{"nothing outside", nothingOutside},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -289,7 +291,7 @@ func rotation(t *testing.T, s *play, box string) {
 	})
 }
 
-func modelRoute(t *testing.T, s *play, _ string) {
+func modelRoute(t *testing.T, s *play, first string) {
 	ctx := t.Context()
 	if _, err := s.Secrets.Set(ctx, &client.SetSecretRequest{Name: "model", Class: "model", Value: canary(2)}); err != nil {
 		t.Fatal(err)
@@ -320,8 +322,102 @@ func modelRoute(t *testing.T, s *play, _ string) {
 		t.Errorf("beyond its budget: %s", out)
 	}
 	s.spent = box
+	// Whoever looks is told what was used, what a key is put on, and that the gateway itself answers.
+	testenv.Eventually(t, patience, "what was used is told", func() bool {
+		out, err := s.CLI("", "secrets", "ls", "--sandbox", box)
+		return err == nil && strings.Contains(out, "2 requests, 20 tokens")
+	})
+	for url, want := range map[string]string{"http://casemate.internal/models/": "way to models of anthropic", "https://" + api + "/": "the secret tool is put on"} {
+		if out, err := s.CLI("", "net", "explain", first, url); err != nil || !strings.Contains(out, want) {
+			t.Errorf("explain %s: %v %s", url, err, out)
+		}
+	}
+	if out, err := s.CLI("", "net", "explain", first, "https://"+other+"/"); err != nil || strings.Contains(out, "secret") { // the twin
+		t.Errorf("explain a host without a key: %v %s", err, out)
+	}
 	if !s.recorded(box, "model.used", "tokens_in") {
 		t.Error("the use is not recorded")
+	}
+}
+
+// onlyBound: the gateway's process holds the values that sandboxes of its own may use, and no others.
+func onlyBound(t *testing.T, s *play, box string) {
+	const spare = "spare-memory-canary-"
+	bound, unbound, nobodys := spare+"bound-"+once(), spare+"unbound-"+once(), spare+"nobodys-"+once()
+	if _, err := s.Secrets.Set(t.Context(), &client.SetSecretRequest{Name: "unbound", Value: unbound}); err != nil {
+		t.Fatal(err)
+	}
+	of := func(id string) *client.SecretBinding {
+		return &client.SecretBinding{Hosts: []string{api}, Scheme: "header", Header: "X-Spare", Always: true, For: &client.SandboxSelector{Sandboxes: []string{id}}}
+	}
+	s.Secret("nobodys", nobodys, of("00000000000000000000"))
+	s.Secret("spare", bound, of(box))
+	testenv.Eventually(t, patience, "the bound one is put on", func() bool {
+		s.Sh(box, `curl -sS -m 60 https://`+api+`/spare`)
+		return s.api.Last(t).Header.Get("X-Spare") == bound
+	})
+	memory := memoryOf(t, s.Gateway())
+	if !strings.Contains(memory, bound) { // the twin: the search sees what is there
+		t.Error("the search does not find the value that the gateway puts on")
+	}
+	for _, value := range []string{unbound, nobodys} {
+		for off := range 3 {
+			if form := base64.StdEncoding.EncodeToString([]byte(value)[off : off+36]); strings.Contains(memory, value) || strings.Contains(memory, form) {
+				t.Errorf("the gateway holds %s, which none of its sandboxes may use", value)
+			}
+		}
+	}
+	for _, name := range []string{"unbound", "nobodys", "spare"} {
+		if _, err := s.Secrets.Delete(t.Context(), name); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// memoryOf returns what a process could write to in its memory.
+func memoryOf(t *testing.T, pid int) string {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = mem.Close() }()
+	var all strings.Builder
+	buf := make([]byte, 1<<20)
+	for line := range strings.Lines(string(maps)) {
+		var from, to int64
+		var mode string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &mode); err != nil || !strings.HasPrefix(mode, "rw") {
+			continue
+		}
+		for at := from; at < to; at += int64(len(buf)) {
+			n, _ := mem.ReadAt(buf[:min(int64(len(buf)), to-at)], at) // what was given back to the kernel can't be read
+			if strings.Trim(string(buf[:n]), "\x00") != "" {
+				all.Write(buf[:n])
+			}
+		}
+	}
+	return all.String()
+}
+
+// removedRoute: a token opens nothing once its route is gone, and the host of the provider was never open.
+func removedRoute(t *testing.T, s *play, _ string) {
+	box := s.Box()
+	const ask = `curl -sS -m 60 -H "x-api-key: $ANTHROPIC_API_KEY" $ANTHROPIC_BASE_URL/v1/messages -d '{"model":"m","max_tokens":5}'`
+	if out := s.Sh(box, ask); !strings.Contains(out, `"text":"hi"`) { // the twin
+		t.Errorf("before it is removed: %s", out)
+	}
+	if _, err := s.Secrets.DeleteModelRoute(t.Context(), "anthropic"); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the token opens nothing", func() bool { return !strings.Contains(s.Sh(box, ask+" 2>&1"), `"text":"hi"`) })
+	before := len(s.api.All())
+	if out := s.Sh(box, ask+" 2>&1"); strings.Contains(out, `"hi"`) || len(s.api.All()) != before {
+		t.Errorf("afterwards: %s", out)
 	}
 }
 

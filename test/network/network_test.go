@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"casemate.dev/client"
+	"casemate.dev/internal/linux/netns"
 	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/world"
 )
@@ -222,6 +226,61 @@ func TestGatewayDies(t *testing.T) {
 	p.journalHas(a, "gap")
 }
 
+// A device that is not the one that was made, as whoever had rights over it inside could bring about, is taken up by no
+// gateway: the sandbox ends, and says why. What a name alone would open, package tap's tests show.
+func TestDeviceWasExchanged(t *testing.T) {
+	p := newPlace(t)
+	p.web("allowed.test")
+	bad, good := p.create("allow allowed.test"), p.create("allow allowed.test")
+	const mark = "427217.5" // a time that nothing else sleeps for
+	if _, err := p.Processes.Start(t.Context(), bad.GetId(), &client.ProcessSpec{Argv: []string{"sleep", mark}}); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	testenv.Eventually(t, time.Minute, "its process is seen", func() bool {
+		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, path := range all {
+			if b, err := os.ReadFile(path); err == nil && string(b) == "sleep\x00"+mark+"\x00" {
+				pid, _ = strconv.Atoi(strings.Split(path, "/")[2])
+			}
+		}
+		return pid != 0
+	})
+	ns, err := netns.Of(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ns.Close() }()
+	err = netns.In(ns, func() error {
+		h, err := netlink.NewHandle(syscall.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return h.LinkDel(link)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := p.gatewayPID()
+	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, time.Minute, "the sandbox ends", func() bool {
+		s, err := p.Sandboxes.Get(t.Context(), bad.GetId())
+		return err == nil && s.GetState() == "stopped" && s.GetEndReason() == "lost" && strings.Contains(s.GetEndDetail(), "not the one that was made")
+	})
+	// The twin: one whose device is its own goes on.
+	testenv.Eventually(t, time.Minute, "the other is served", func() bool {
+		out, _ := p.sh(good, `curl -sS --max-time 60 http://allowed.test/`)
+		return out == "hello from allowed.test"
+	})
+}
+
 // devices counts the devices that a process holds.
 func devices(pid int) int {
 	n := 0
@@ -293,6 +352,92 @@ func TestGatewayPosture(t *testing.T) {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, th.Name()))
 		if !strings.Contains(string(b), "Seccomp:\t2") || !strings.Contains(string(b), "NoNewPrivs:\t1") {
 			t.Errorf("thread %s is outside", th.Name())
+		}
+	}
+}
+
+// listenScript takes TCP and UDP on every address, and writes what comes to a file.
+const listenScript = `exec python3 -u - <<'E'
+import socket, threading
+def note(text):
+    with open('/tmp/heard', 'a') as f: f.write(text + '\n')
+t = socket.create_server(('::', 7000), family=socket.AF_INET6, dualstack_ipv6=True)
+u = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); u.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0); u.bind(('::', 7000))
+def packets():
+    while True: note('udp ' + u.recv(64).decode())
+threading.Thread(target=packets, daemon=True).start()
+open('/tmp/listens', 'w')
+while True:
+    c, _ = t.accept(); note('tcp ' + c.recv(64).decode()); c.close()
+E`
+
+// knockScript sends a word to every address that could be a sandbox's, its own among them.
+const knockScript = `python3 - <<'E'
+import socket, sys
+for a in ('198.18.0.1', '198.18.0.2', '198.18.0.3', '198.19.0.77', '255.255.255.255', '224.0.0.1', 'fdca:5e00:5a9d::1', 'fdca:5e00:5a9d::2', 'fdca:5e00:5a9d::3', 'fe80::1%%eth0', 'ff02::1%%eth0', 'fc00::1'):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        try:
+            to = socket.getaddrinfo(a, 7000, type=kind)[0]
+            s = socket.socket(to[0], kind); s.settimeout(5); s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            s.connect(to[4]); s.sendall(b'%s'); s.close()
+        except OSError: pass
+E`
+
+// F06 between real sandboxes: what one listens on another can't reach, whatever both are allowed.
+func TestNeighbours(t *testing.T) {
+	p := newPlace(t)
+	open := []string{"allow @open", "allow 0.0.0.0/0:*", "allow [::/0]:*", "allow udp://0.0.0.0/0:*", "allow 198.18.0.0/15:*", "allow udp://198.18.0.0/15:*", "allow [fdca:5e00:5a9d::/48]:*"}
+	listener, other := p.create(open...), p.create(open...)
+	if _, err := p.Processes.Start(t.Context(), listener.GetId(), &client.ProcessSpec{Argv: []string{"bash", "-c", listenScript}}); err != nil {
+		t.Fatal(err)
+	}
+	heard := func() string { out, _ := p.sh(listener, `cat /tmp/heard 2>/dev/null`); return out }
+	testenv.Eventually(t, time.Minute, "it listens", func() bool { out, _ := p.sh(listener, `ls /tmp/listens 2>/dev/null`); return out != "" })
+	if out, _ := p.sh(other, fmt.Sprintf(knockScript, "stranger")); out != "" {
+		t.Errorf("the knocking ends with %s", out)
+	}
+	// The twin: the same from inside is heard, and behind it nothing of the other's that was under way.
+	p.sh(listener, fmt.Sprintf(knockScript, "itself"))
+	testenv.Eventually(t, time.Minute, "it hears itself, over TCP and UDP", func() bool {
+		return strings.Contains(heard(), "tcp itself") && strings.Contains(heard(), "udp itself")
+	})
+	if text := heard(); strings.Contains(text, "stranger") {
+		t.Errorf("another sandbox was heard: %s", text)
+	}
+}
+
+// Sets are files of the administrator's, and what can't be used says which line it is.
+func TestSets(t *testing.T) {
+	p := newPlace(t)
+	p.web("allowed.test", "denied.test")
+	dir := filepath.Join(p.dir, "n")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"team.rules": "# ours\nallowed.test\n\nother.test:8443\n", "broken.rules": "a.test\nhttp://\n", "README": "x"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sets, err := p.Network.Sets(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]*client.NetworkSet{}
+	for _, s := range sets {
+		got[s.GetName()] = s
+	}
+	if len(got) != 4 || len(got["open"].GetRules()) != 1 || len(got["registries"].GetRules()) == 0 || strings.Join(got["team"].GetRules(), " ") != "allowed.test other.test:8443" ||
+		!strings.Contains(got["broken"].GetFault(), "line 2 of the set") {
+		t.Errorf("sets %v", sets)
+	}
+	s := p.create("allow @team")
+	p.expect(s, `curl -sS http://allowed.test/`, "hello from allowed.test")
+	p.expect(s, `curl -sS http://denied.test/ 2>/dev/null; echo $?`, "6") // the twin
+	for set, want := range map[string]string{"broken": "line 2 of the set", "nobodys": "no set"} {
+		_, err := p.Sandboxes.Create(t.Context(), &client.CreateRequest{Network: &client.NetworkRules{Rules: []string{"allow @" + set}}})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("@%s: %v", set, err)
 		}
 	}
 }

@@ -49,6 +49,9 @@ type Config struct {
 	// Events takes what the gateway saw, in order. It is called from one goroutine. What it returns nil for
 	// is recorded; else the same events come again.
 	Events func([]egress.Event) error
+	// Failed is told where a gateway that was started again can't be given a sandbox's device. It must not wait for
+	// this Gateway. nil: nobody is told.
+	Failed func(sandbox string, err error)
 	Log    *slog.Logger
 }
 

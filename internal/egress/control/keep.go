@@ -31,7 +31,9 @@ func (g *Gateway) ready(ctx context.Context) error {
 	}
 	for id, s := range g.sandboxes {
 		if err := g.attach(ctx, s); err != nil {
-			g.cfg.Log.Error("cannot give the gateway a sandbox's device; the sandbox has no network", "sandbox", id, "err", err)
+			if g.cfg.Failed != nil {
+				g.cfg.Failed(id, err)
+			}
 			continue
 		}
 		if lost {

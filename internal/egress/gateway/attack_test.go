@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -284,8 +285,26 @@ func TestFronting(t *testing.T) {
 	if err := try("allowed.test"); err != nil {
 		t.Errorf("twin: %v", err)
 	}
-	// F15: what is not TLS on 443.
+	// A hello that hides another one: the name outside is the right one.
+	key, list := echKey(t, "allowed.test")
 	c, err := b.dialName("allowed.test", "443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	hides := tls.Client(c, &tls.Config{ServerName: "denied.test", EncryptedClientHelloConfigList: list, MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}) //nolint:gosec // an attacker
+	if err := hides.Handshake(); err == nil {
+		t.Error("a hidden server name passed")
+	}
+	if r := b.refused(rules.NoServerName); !strings.Contains(r.Verdict.Reason, "ECH") {
+		t.Errorf("the hidden name was refused as %+v", r)
+	}
+	// Its twin: the server would have read it.
+	if name := echTwin(t, w, key, list); name != "denied.test" {
+		t.Errorf("twin: the server reads %q", name)
+	}
+	// F15: what is not TLS on 443.
+	c, err = b.dialName("allowed.test", "443")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,15 +403,58 @@ func TestIdentity(t *testing.T) {
 	speak(t, c, "twin")
 }
 
-// Other sandboxes are nowhere: each has a stack of its own, with the same addresses.
+// F06: other sandboxes are nowhere, whatever is allowed: each has a stack of its own, with the same addresses.
 func TestNeighbour(t *testing.T) {
 	world.New(t)
 	g := newGateway(t, nil)
-	b := newBox(t, g, "two", policyOf(t, "allow *:*", "allow 198.18.0.0/15:*"))
-	for _, a := range []string{"198.18.0.1:22", "198.18.0.3:22", "198.19.0.77:22", "[fdca:5e00:5a9d::1]:22", "[fdca:5e00:5a9d:1::9]:22"} {
-		b.refusedOrUnrouted(a)
+	open := policyOf(t, "allow *:*", "allow 0.0.0.0/0:*", "allow 198.18.0.0/15:*", "allow [fdca:5e00:5a9d::/48]:*", "allow udp://198.18.0.0/15:*")
+	neighbour, b := newBox(t, g, "one", open), newBox(t, g, "two", open)
+	heard := neighbour.listens(t, "7000")
+	for _, a := range []string{"198.18.0.1", "198.18.0.2", "198.18.0.3", "198.19.0.77", "fdca:5e00:5a9d::1", "fdca:5e00:5a9d::2", "fdca:5e00:5a9d::3", "fdca:5e00:5a9d:1::9"} {
+		b.refusedOrUnrouted(net.JoinHostPort(a, "7000"))
+		if c, err := b.dial("udp", net.JoinHostPort(a, "7000")); err == nil {
+			_, _ = io.WriteString(c, "spy")
+			_ = c.Close()
+		}
 	}
 	b.refused(rules.UnknownAddress)
+	// The twin: from beside the listener, the same reaches it, and is all that does.
+	for _, a := range []string{"198.18.0.2", "fdca:5e00:5a9d::2"} {
+		c, err := neighbour.dial("udp", net.JoinHostPort(a, "7000"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, "own")
+		_ = c.Close()
+		if got := <-heard; got != "own" {
+			t.Errorf("it heard %q", got)
+		}
+		if c, err = neighbour.dial("tcp", net.JoinHostPort(a, "7000")); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+		if got := <-heard; got != "tcp" {
+			t.Errorf("it heard %q", got)
+		}
+	}
+}
+
+// F06: nothing answers a ping but the gateway, and none leaves.
+func TestPing(t *testing.T) {
+	world.New(t)
+	g := newGateway(t, nil)
+	b := newBox(t, g, "one", policyOf(t, "allow *:*", "allow 0.0.0.0/0:*", "allow 10.0.0.0/8:*"))
+	for _, a := range []string{world.Private, world.Metadata, world.Web, "198.18.0.3", "198.19.0.1"} {
+		b.pings(a)
+	}
+	// The twin: the gateway's answer comes, and it is the only one.
+	b.pings(address.Gateway()[0].String())
+	if from := b.answerer(); from != address.Gateway()[0].String() {
+		t.Errorf("%s answers", from)
+	}
+	if r := b.refused(rules.NoRule); r.Proto != rules.ICMP {
+		t.Errorf("refused %+v", r)
+	}
 }
 
 // A change of the rules cuts what they no longer allow, at once, and leaves the rest.
@@ -544,6 +606,84 @@ func TestEventFlood(t *testing.T) {
 	}
 	if alone+summed != n || bytes != n || len(s.gw.events.list) > eventBurst+maxSums+100 {
 		t.Errorf("%d alone, %d summed up, %d bytes, %d events", alone, summed, bytes, len(s.gw.events.list))
+	}
+}
+
+// A sandbox that spends its events on refusals hides neither what it uses of a model provider, which a budget counts, nor
+// which secrets were put on.
+func TestFloodHidesNoUse(t *testing.T) {
+	s := &sandbox{id: "one", gw: &Gateway{events: newEvents()}, quota: newQuota()}
+	for i := range eventBurst + 2*maxSums {
+		s.emit(egress.Event{Type: egress.EventRefused, Proto: rules.DNS, Target: fmt.Sprintf("a%d.test", i)})
+	}
+	const n = 500
+	for i := range n {
+		for _, provider := range []string{"first", "second"} {
+			s.emit(egress.Event{Type: egress.EventModel, Provider: provider, Model: fmt.Sprint("m", i), TokensIn: 3, TokensOut: 2})
+		}
+		s.emit(egress.Event{Type: egress.EventSecret, Secret: "sec_a", Version: 1, Target: fmt.Sprintf("b%d.test", i), Count: 10})
+		s.emit(egress.Event{Type: egress.EventSecret, Secret: "sec_b", Version: 1, Target: fmt.Sprintf("b%d.test", i)})
+	}
+	s.flush()
+	got := usesOf(s.gw.events.list)
+	want := map[string]uses{
+		"first": {n, 3 * n, 2 * n}, "second": {n, 3 * n, 2 * n}, "sec_a": {10 * n, 0, 0}, "sec_b": {n, 0, 0},
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("told %v, want %v", got, want)
+	}
+	if len(s.gw.events.list) > eventBurst+2*maxSums+100 {
+		t.Errorf("%d events", len(s.gw.events.list))
+	}
+}
+
+// uses is how often something was used, and the tokens.
+type uses struct{ times, in, out int64 }
+
+// usesOf counts uses of providers and secrets, by their names.
+func usesOf(list []egress.Event) map[string]uses {
+	got := map[string]uses{}
+	for _, e := range list {
+		if e.Type != egress.EventModel && e.Type != egress.EventSecret {
+			continue
+		}
+		u := got[e.Provider+e.Secret]
+		got[e.Provider+e.Secret] = uses{u.times + int64(times(e)), u.in + e.TokensIn, u.out + e.TokensOut}
+	}
+	return got
+}
+
+// Where no server takes the events for so long that there is no room for more, each sandbox is told how many of its own
+// are missing, and what was used of model providers is whole.
+func TestEventsWithoutRoom(t *testing.T) {
+	g := &Gateway{events: newEvents()}
+	const more = 100
+	for i := range keepEvents + more {
+		g.emit(egress.Event{Sandbox: fmt.Sprint("box", i%2), Type: egress.EventOpened})
+		if i >= keepEvents {
+			g.emit(egress.Event{Sandbox: "box0", Type: egress.EventModel, Provider: "first", TokensIn: 3, TokensOut: 2})
+		}
+	}
+	var list []egress.Event
+	var last uint64
+	for len(list) < keepEvents+3 {
+		some, n, err := g.Events(t.Context(), last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, last = append(list, some...), n
+	}
+	missing := map[string]int{}
+	for _, e := range list {
+		if e.Type == egress.EventDropped {
+			missing[e.Sandbox] += e.Count
+		}
+	}
+	if missing["box0"] != more/2 || missing["box1"] != more/2 || len(missing) != 2 {
+		t.Errorf("missing %v", missing)
+	}
+	if got := usesOf(list)["first"]; got != (uses{more, 3 * more, 2 * more}) {
+		t.Errorf("used %v", got)
 	}
 }
 

@@ -15,12 +15,19 @@ const keepEvents = 16384
 type events struct {
 	mu      sync.Mutex // guards the fields below
 	list    []egress.Event
-	first   uint64 // number of the first in list
-	dropped int
-	more    chan struct{} // closed when there are more
+	first   uint64         // number of the first in list
+	dropped map[string]int // how many were left out, by sandbox
+	// used is what was used of model providers beyond what is kept: it counts against a budget, so it is summed up and
+	// never left out.
+	used map[usedKey]*egress.Event
+	more chan struct{} // closed when there are more
 }
 
-func newEvents() *events { return &events{first: 1, more: make(chan struct{})} }
+type usedKey struct{ sandbox, provider, secret string }
+
+func newEvents() *events {
+	return &events{first: 1, dropped: map[string]int{}, used: map[usedKey]*egress.Event{}, more: make(chan struct{})}
+}
 
 // emit keeps an event for the server.
 func (g *Gateway) emit(e egress.Event) {
@@ -30,12 +37,41 @@ func (g *Gateway) emit(e egress.Event) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.list) >= keepEvents {
-		v.dropped++
+		v.beyond(e)
 		return
 	}
 	v.list = append(v.list, e)
 	close(v.more)
 	v.more = make(chan struct{})
+}
+
+// beyond takes an event for which there is no room. The caller holds mu.
+func (v *events) beyond(e egress.Event) {
+	if e.Type != egress.EventModel {
+		v.dropped[e.Sandbox]++
+		return
+	}
+	k := usedKey{e.Sandbox, e.Provider, e.Secret}
+	if t := v.used[k]; t != nil {
+		addTo(t, e)
+		return
+	}
+	e.Conn, e.Method, e.Path, e.Status, e.Count = 0, "", "", 0, times(e)
+	v.used[k] = &e
+}
+
+// caughtUp puts what there was no room for behind the rest, now that there is some. The caller holds mu.
+func (v *events) caughtUp() {
+	for _, e := range v.used {
+		v.list = append(v.list, *e)
+	}
+	for sandbox, n := range v.dropped {
+		v.list = append(v.list, egress.Event{
+			Sandbox: sandbox, Time: time.Now(), Type: egress.EventDropped, Count: n, Note: "the server was away for too long, and took these events too late",
+		})
+	}
+	clear(v.used)
+	clear(v.dropped)
 }
 
 // batch is how many events are handed over at once.
@@ -55,9 +91,8 @@ func (g *Gateway) Events(ctx context.Context, after uint64) ([]egress.Event, uin
 				v.list = nil
 			}
 		}
-		if v.dropped > 0 && len(v.list) < keepEvents {
-			v.list = append(v.list, egress.Event{Time: time.Now(), Type: egress.EventDropped, Count: v.dropped})
-			v.dropped = 0
+		if len(v.list) < keepEvents {
+			v.caughtUp()
 		}
 		if len(v.list) > 0 {
 			out := append([]egress.Event(nil), v.list[:min(len(v.list), batch)]...)

@@ -30,6 +30,8 @@ type box struct {
 	id string
 	ns *os.File
 	gw *Gateway
+
+	icmp net.PacketConn // see pinger
 }
 
 func testTap() tap.Config {
@@ -73,7 +75,7 @@ func newBox(t testing.TB, g *Gateway, id string, p egress.Policy) *box {
 	if err := g.Attach(id, f, p); err != nil {
 		t.Fatal(err)
 	}
-	return &box{t, id, ns, g}
+	return &box{t: t, id: id, ns: ns, gw: g}
 }
 
 // dial connects from inside to an address.
@@ -200,6 +202,90 @@ func (b *box) dialFrom(from, to string) (c net.Conn, err error) {
 		return err
 	})
 	return c, err
+}
+
+// listens takes TCP and UDP on a port of every address inside. What comes is told: "tcp" for a connection, or the text of a
+// packet.
+func (b *box) listens(t testing.TB, port string) <-chan string {
+	t.Helper()
+	heard := make(chan string, 64)
+	err := netns.In(b.ns, func() error {
+		l, err := net.Listen("tcp", ":"+port)
+		if err != nil {
+			return err
+		}
+		u, err := net.ListenPacket("udp", ":"+port)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _, _ = l.Close(), u.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				heard <- "tcp"
+				_ = c.Close()
+			}
+		}()
+		go func() {
+			buf := make([]byte, 64)
+			for {
+				n, _, err := u.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				heard <- string(buf[:n])
+			}
+		}()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return heard
+}
+
+// pinger returns a socket that sends and takes ICMP, as only root has one.
+func (b *box) pinger() net.PacketConn {
+	b.t.Helper()
+	if b.icmp == nil {
+		err := netns.In(b.ns, func() (err error) {
+			b.icmp, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
+			return err
+		})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.t.Cleanup(func() { _ = b.icmp.Close() })
+	}
+	return b.icmp
+}
+
+// pings sends an echo request (RFC 792).
+func (b *box) pings(addr string) {
+	b.t.Helper()
+	m := []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0} // with the checksum of all of it
+	if _, err := b.pinger().WriteTo(m, &net.IPAddr{IP: net.ParseIP(addr)}); err != nil {
+		b.t.Logf("ping %s: %v", addr, err) // the kernel inside may know no way
+	}
+}
+
+// answerer returns who sends the first answer to pings.
+func (b *box) answerer() string {
+	b.t.Helper()
+	_ = b.pinger().SetReadDeadline(time.Now().Add(time.Minute))
+	buf := make([]byte, 256)
+	for {
+		n, from, err := b.pinger().ReadFrom(buf)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		if n > 0 && buf[0] == 0 { // an echo reply
+			return from.String()
+		}
+	}
 }
 
 // flood begins connections from inside without waiting for an answer, and returns how many.

@@ -17,13 +17,17 @@ const (
 	maxSums = 100
 )
 
-// sumKey is what events are summed up by.
+// sumKey is what events are summed up by. Secrets and providers stay apart in every sum, since somebody counts by
+// them; a sandbox has no more of them than it was given.
 type sumKey struct {
-	kind   egress.EventType
-	proto  rules.Proto
-	target string
-	code   rules.Code
-	note   string
+	kind     egress.EventType
+	proto    rules.Proto
+	target   string
+	code     rules.Code
+	note     string
+	secret   string
+	version  uint64
+	provider string
 }
 
 // quota holds a sandbox's events to a rate.
@@ -60,25 +64,44 @@ func (s *sandbox) emit(e egress.Event) {
 
 // sum adds an event to the sum of its kind. The caller holds mu.
 func (q *quota) sum(e egress.Event) {
-	k := sumKey{kind: e.Type, proto: e.Proto, target: e.Target, note: e.Note}
+	k := sumKey{kind: e.Type, proto: e.Proto, target: e.Target, note: e.Note, secret: e.Secret, version: e.Version, provider: e.Provider}
 	if e.Verdict != nil {
 		k.code = e.Verdict.Code
 	}
 	t := q.sums[k]
 	if t == nil && len(q.sums) >= maxSums {
-		k = sumKey{kind: e.Type}
+		k = sumKey{kind: e.Type, secret: e.Secret, version: e.Version, provider: e.Provider}
 		t = q.sums[k]
 		e.Proto, e.Target, e.Verdict, e.Note = "", "", nil, ""
 	}
 	if t == nil {
 		e.Conn, e.Dialed, e.Via, e.Method, e.Path, e.Status = 0, "", "", "", "", 0
-		e.Count = 1
+		e.Count = times(e)
 		q.sums[k] = &e
 		return
 	}
-	t.Count++
-	t.Sent += e.Sent
-	t.Recv += e.Recv
+	addTo(t, e)
+}
+
+// times is how many events one is. A refusal's count is of all that were alike so far, and it is one of them.
+func times(e egress.Event) int {
+	if e.Type == egress.EventRefused {
+		return 1
+	}
+	return max(e.Count, 1)
+}
+
+// addTo adds an event to a sum.
+func addTo(sum *egress.Event, e egress.Event) {
+	sum.Count += times(e)
+	sum.Sent += e.Sent
+	sum.Recv += e.Recv
+	sum.TokensIn += e.TokensIn
+	sum.TokensOut += e.TokensOut
+	sum.Estimated = sum.Estimated || e.Estimated
+	if sum.Model != e.Model {
+		sum.Model = "" // of several
+	}
 }
 
 // flush keeps the sums for the server.

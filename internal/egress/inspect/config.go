@@ -46,26 +46,19 @@ type wireCredential struct {
 
 type wireRoute struct {
 	secret.Route
-	Token    string    `json:"token"`
-	Key      []byte    `json:"key,omitempty"`
-	Previous []byte    `json:"previous,omitempty"`
-	Version  uint64    `json:"version"`
-	Expires  time.Time `json:"expires"`
-	Spent    Spent     `json:"spent"`
-}
-
-// Spent is what a sandbox has used of a model route so far.
-type Spent struct {
-	Requests  int64 `json:"requests"`
-	TokensIn  int64 `json:"tokens_in"`
-	TokensOut int64 `json:"tokens_out"`
+	Token    string       `json:"token"`
+	Key      []byte       `json:"key,omitempty"`
+	Previous []byte       `json:"previous,omitempty"`
+	Version  uint64       `json:"version"`
+	Expires  time.Time    `json:"expires"`
+	Spent    secret.Spent `json:"spent"`
 }
 
 // RoutePart is a model route of a sandbox with what is known of its use.
 type RoutePart struct {
 	secret.RouteGrant
 	Expires time.Time // zero: with the sandbox
-	Spent   Spent
+	Spent   secret.Spent
 }
 
 // Part returns what a sandbox may use as it crosses the control socket. It is the one place where

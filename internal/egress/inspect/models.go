@@ -155,7 +155,7 @@ func (r *route) upstreamPath(path string) string {
 type question struct {
 	body    []byte
 	model   string
-	want    int64 // tokens that it may use
+	want    usage // what it may use
 	added   bool  // usage in the stream was asked for by us
 	problem string
 }
@@ -169,7 +169,7 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 		modelError(w, rt.Family, status, q.problem)
 		return
 	}
-	if reason := rt.budget.take(rt.Budget.Requests, rt.Budget.Tokens, q.want); reason != "" {
+	if reason := rt.budget.take(rt.Budget, q.want); reason != "" {
 		modelError(w, rt.Family, http.StatusForbidden, reason)
 		return
 	}
@@ -304,7 +304,10 @@ func (r *route) read(req *http.Request, l *lease) (q question, status int) {
 	if len(r.Models) > 0 && !slices.ContainsFunc(r.Models, func(m string) bool { return matchesModel(m, q.model) }) {
 		return question{problem: "this sandbox may not ask for the model " + cut(q.model, 80)}, http.StatusForbidden
 	}
-	q.want = tokensWanted(req.URL.Path, text, fields)
+	if raw, ok := fields["background"]; ok && string(raw) != "false" && string(raw) != "null" { // nobody would see what it used
+		return question{problem: "model routes pass on requests whose answer comes with them, and none in the background"}, http.StatusBadRequest
+	}
+	q.want = wanted(req.URL.Path, text, fields)
 	q.added = r.askForUsage(fields, req.URL.Path)
 	if q.body, err = json.Marshal(fields); err != nil {
 		return question{problem: "the request's body can't be written"}, http.StatusBadRequest
@@ -322,28 +325,39 @@ func matchesModel(pattern, model string) bool {
 // counting reports whether a path is one that only counts tokens, which uses none.
 func counting(path string) bool { return strings.HasSuffix(path, "/count_tokens") }
 
-// tokensWanted returns how many tokens a request may use.
-func tokensWanted(path string, text []byte, fields map[string]json.RawMessage) int64 {
-	in := int64(len(text)) / bytesPerToken
+// wanted returns what a request may use.
+func wanted(path string, text []byte, fields map[string]json.RawMessage) usage {
+	u := usage{in: int64(len(text)) / bytesPerToken}
 	switch {
 	case counting(path):
-		return 0
-	case strings.HasSuffix(path, "/embeddings"):
-		return in // the answer has none
+		return usage{}
+	case !strings.HasSuffix(path, "/embeddings"): // whose answer has none
+		u.out = tokensAsked(fields)
 	}
-	return in + tokensAsked(fields)
+	return u
 }
 
-// tokensAsked returns how many tokens an answer may have.
+// tokensAsked returns how many tokens an answer may have, with all of the choices that it is to hold.
 func tokensAsked(fields map[string]json.RawMessage) int64 {
-	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
+	number := func(name string) int64 {
 		var n int64
-		if raw, ok := fields[name]; ok && json.Unmarshal(raw, &n) == nil && n > 0 {
-			return min(n, maxTold)
+		if raw, ok := fields[name]; ok && json.Unmarshal(raw, &n) == nil {
+			return min(max(n, 0), maxTold)
+		}
+		return 0
+	}
+	each := int64(unnamedTokens)
+	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
+		if n := number(name); n > 0 {
+			each = n
+			break
 		}
 	}
-	return unnamedTokens
+	return each * min(max(number("n"), number("best_of"), 1), maxChoices)
 }
+
+// maxChoices bounds what a request is taken to ask for; providers refuse far fewer.
+const maxChoices = 1 << 10
 
 // askForUsage makes a stream of chat completions tell what it used, and reports whether that was our wish.
 func (r *route) askForUsage(fields map[string]json.RawMessage, path string) bool {

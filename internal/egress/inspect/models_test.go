@@ -144,6 +144,7 @@ func TestModelRefusals(t *testing.T) {
 		{"another model, twice", "openai/v1/chat/completions", `{"model":"one","model":"large"}`, ok, models, 403},
 		{"no model", "openai/v1/chat/completions", `{}`, ok, models, 403},
 		{"a model in other letters", "openai/v1/chat/completions", `{"model":"one","MODEL":"large"}`, ok, models, 400},
+		{"in the background", "openai/v1/responses", `{"background":true}`, ok, nil, 400},
 		{"no JSON", "openai/v1/chat/completions", `hello`, ok, nil, 400},
 		{"no key", "openai/v1/chat/completions", `{}`, ok, keyless, 502},
 		{"WebSocket", "openai/v1/responses", "", append([]string{"Connection", "Upgrade", "Upgrade", "websocket"}, ok...), nil, 426},
@@ -218,6 +219,34 @@ func TestModelBudgets(t *testing.T) {
 	w, g = start(func(r *RoutePart) { r.Budget.Tokens = 16 })
 	if a, b, c, d := ask(w, `{"max_tokens":1000}`), ask(w, small), ask(w, small), ask(w, small); a != 403 || b != 200 || c != 200 || d != 403 || g.count() != 2 {
 		t.Errorf("tokens: %d, %d, %d, %d", a, b, c, d)
+	}
+}
+
+// Money: of a million tokens those of input cost 1 unit, those of output 2, so that a request of the provider's 5 and 2
+// costs 9 millionths.
+func TestModelMoney(t *testing.T) {
+	w := newWorld(t)
+	g := &got{}
+	w.server(modelHost, 443, modelHost, provider(g))
+	limits := func(r *RoutePart) { r.Budget = secret.Budget{Cost: 30, PriceIn: 1_000_000, PriceOut: 2_000_000} }
+	w.configure(nil, grant(secret.OpenAI, limits))
+	ask := func(body string) (int, string) {
+		return w.model(t, "openai/v1/chat/completions", body, "Authorization", "Bearer token-of-openai")
+	}
+	for _, dear := range []string{`{"max_tokens":20}`, `{"max_tokens":4,"n":5}`, `{}`} { // what it may cost is more than there is
+		if status, text := ask(dear); status != 403 || !strings.Contains(text, "could cost more") {
+			t.Errorf("%s: %d %s", dear, status, text)
+		}
+	}
+	for i, want := range []int{200, 200, 200, 403} {
+		if status, text := ask(`{"max_tokens":1}`); status != want {
+			t.Errorf("request %d: %d %s", i, status, text)
+		}
+	}
+	// The twin: without prices the same requests pass.
+	w.configure(nil, grant(secret.OpenAI))
+	if status, text := ask(`{"max_tokens":20}`); status != 200 || g.count() != 4 {
+		t.Errorf("without a budget: %d %s, %d requests", status, text, g.count())
 	}
 }
 

@@ -6,18 +6,20 @@ import (
 	"io"
 	"strings"
 	"sync"
+
+	"casemate.dev/internal/secret"
 )
 
 // budget counts what one sandbox uses of one route. It is safe for concurrent use.
 type budget struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
-	spent    Spent
-	reserved int64 // tokens that requests under way may use
+	spent    secret.Spent
+	reserved usage // what requests under way may use
 }
 
 // atLeast takes over what the server remembers of an earlier gateway.
-func (b *budget) atLeast(s Spent) {
+func (b *budget) atLeast(s secret.Spent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.spent.Requests = max(b.spent.Requests, s.Requests)
@@ -25,29 +27,36 @@ func (b *budget) atLeast(s Spent) {
 	b.spent.TokensOut = max(b.spent.TokensOut, s.TokensOut)
 }
 
-// take counts a request and reserves tokens for it; reason is why it may not be, "" where it may.
-func (b *budget) take(maxRequests, maxTokens, want int64) (reason string) {
+// take counts a request and reserves what it may use; reason is why it may not be, "" where it may.
+func (b *budget) take(most secret.Budget, want usage) (reason string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	used := b.spent.TokensIn + b.spent.TokensOut + b.reserved
+	in, out := b.spent.TokensIn+b.reserved.in, b.spent.TokensOut+b.reserved.out
+	tokens, cost := in+out, most.Price(in, out)
 	switch {
-	case maxRequests > 0 && b.spent.Requests >= maxRequests:
+	case most.Requests > 0 && b.spent.Requests >= most.Requests:
 		return "the sandbox has made all the requests to this provider that it may"
-	case maxTokens > 0 && used >= maxTokens:
+	case most.Tokens > 0 && tokens >= most.Tokens:
 		return "the sandbox has used all the tokens of this provider that it may"
-	case maxTokens > 0 && used+want > maxTokens:
+	case most.Tokens > 0 && tokens+want.in+want.out > most.Tokens:
 		return "the request could use more tokens than the sandbox has left; ask for fewer"
+	case most.Cost > 0 && cost >= most.Cost:
+		return "the sandbox has spent all that it may at this provider"
+	case most.Cost > 0 && most.Price(in+want.in, out+want.out) > most.Cost:
+		return "the request could cost more than the sandbox has left; ask for fewer tokens"
 	}
 	b.spent.Requests++
-	b.reserved += want
+	b.reserved.in += want.in
+	b.reserved.out += want.out
 	return ""
 }
 
 // settle replaces what was reserved by what was used.
-func (b *budget) settle(reserved int64, u usage) {
+func (b *budget) settle(reserved, u usage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.reserved -= reserved
+	b.reserved.in -= reserved.in
+	b.reserved.out -= reserved.out
 	b.spent.TokensIn += u.in
 	b.spent.TokensOut += u.out
 }

@@ -92,7 +92,7 @@ func (i *Instance) Device(ctx context.Context) (*os.File, error) {
 	f, err = i.openDevice(ctx, ns)
 	switch {
 	case errors.Is(err, tap.ErrGone):
-		return nil, errs.Wrap(err, errs.FailedPrecondition, "the sandbox's network device is not the one that was made")
+		return nil, errs.Wrap(errors.Join(isolation.ErrDeviceGone, err), errs.FailedPrecondition, "the sandbox's network device is not the one that was made")
 	case errors.Is(err, unix.EBUSY):
 		return nil, errs.Wrap(err, errs.Unavailable, "the sandbox's network device is in use")
 	case err != nil:

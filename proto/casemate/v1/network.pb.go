@@ -32,7 +32,9 @@ type Network struct {
 	Rules  []string       `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
 	Limits *NetworkLimits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
 	// In answers: the template whose default it is; empty where the create named a network.
-	Template      string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
+	Template string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
+	// In answers: a proxy of the sandbox's own, HOST:PORT, that its TCP connections leave through (E2B's egressProxy).
+	Proxy         string `protobuf:"bytes,4,opt,name=proxy,proto3" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -84,6 +86,13 @@ func (x *Network) GetLimits() *NetworkLimits {
 func (x *Network) GetTemplate() string {
 	if x != nil {
 		return x.Template
+	}
+	return ""
+}
+
+func (x *Network) GetProxy() string {
+	if x != nil {
+		return x.Proxy
 	}
 	return ""
 }
@@ -591,6 +600,150 @@ func (x *SetNetworkRequest) GetNetwork() *Network {
 	return nil
 }
 
+type ListNetworkSetsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNetworkSetsRequest) Reset() {
+	*x = ListNetworkSetsRequest{}
+	mi := &file_casemate_v1_network_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNetworkSetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNetworkSetsRequest) ProtoMessage() {}
+
+func (x *ListNetworkSetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_network_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNetworkSetsRequest.ProtoReflect.Descriptor instead.
+func (*ListNetworkSetsRequest) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{9}
+}
+
+type ListNetworkSetsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sets          []*NetworkSet          `protobuf:"bytes,1,rep,name=sets,proto3" json:"sets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNetworkSetsResponse) Reset() {
+	*x = ListNetworkSetsResponse{}
+	mi := &file_casemate_v1_network_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNetworkSetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNetworkSetsResponse) ProtoMessage() {}
+
+func (x *ListNetworkSetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_network_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNetworkSetsResponse.ProtoReflect.Descriptor instead.
+func (*ListNetworkSetsResponse) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListNetworkSetsResponse) GetSets() []*NetworkSet {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+// NetworkSet is a named set of rules: open, registries, which is read anew from the server's host each time, and those that
+// its administrator has made.
+type NetworkSet struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Without allow or deny in front.
+	Rules []string `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Why it can't be used; empty: it can.
+	Fault         string `protobuf:"bytes,3,opt,name=fault,proto3" json:"fault,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkSet) Reset() {
+	*x = NetworkSet{}
+	mi := &file_casemate_v1_network_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkSet) ProtoMessage() {}
+
+func (x *NetworkSet) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_network_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkSet.ProtoReflect.Descriptor instead.
+func (*NetworkSet) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NetworkSet) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkSet) GetRules() []string {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *NetworkSet) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
+}
+
 type ExplainNetworkRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -604,7 +757,7 @@ type ExplainNetworkRequest struct {
 
 func (x *ExplainNetworkRequest) Reset() {
 	*x = ExplainNetworkRequest{}
-	mi := &file_casemate_v1_network_proto_msgTypes[9]
+	mi := &file_casemate_v1_network_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -616,7 +769,7 @@ func (x *ExplainNetworkRequest) String() string {
 func (*ExplainNetworkRequest) ProtoMessage() {}
 
 func (x *ExplainNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[9]
+	mi := &file_casemate_v1_network_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -629,7 +782,7 @@ func (x *ExplainNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainNetworkRequest.ProtoReflect.Descriptor instead.
 func (*ExplainNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{9}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExplainNetworkRequest) GetSandbox() string {
@@ -666,7 +819,7 @@ type ExplainNetworkResponse struct {
 
 func (x *ExplainNetworkResponse) Reset() {
 	*x = ExplainNetworkResponse{}
-	mi := &file_casemate_v1_network_proto_msgTypes[10]
+	mi := &file_casemate_v1_network_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +831,7 @@ func (x *ExplainNetworkResponse) String() string {
 func (*ExplainNetworkResponse) ProtoMessage() {}
 
 func (x *ExplainNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[10]
+	mi := &file_casemate_v1_network_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +844,7 @@ func (x *ExplainNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainNetworkResponse.ProtoReflect.Descriptor instead.
 func (*ExplainNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{10}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExplainNetworkResponse) GetAllowed() bool {
@@ -718,7 +871,8 @@ func (x *ExplainNetworkResponse) GetTemplate() string {
 // NetworkAnswer is what the rules say about one thing that is asked on the way.
 type NetworkAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name, connection, proxy, address, or the address itself
+	// name, connection, proxy, address, or the address itself; gateway where that answers by itself, and secret for what it
+	// puts on requests
 	About   string `protobuf:"bytes,1,opt,name=about,proto3" json:"about,omitempty"`
 	Allowed bool   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
 	// Requests are looked at one by one.
@@ -733,7 +887,7 @@ type NetworkAnswer struct {
 
 func (x *NetworkAnswer) Reset() {
 	*x = NetworkAnswer{}
-	mi := &file_casemate_v1_network_proto_msgTypes[11]
+	mi := &file_casemate_v1_network_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +899,7 @@ func (x *NetworkAnswer) String() string {
 func (*NetworkAnswer) ProtoMessage() {}
 
 func (x *NetworkAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_network_proto_msgTypes[11]
+	mi := &file_casemate_v1_network_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +912,7 @@ func (x *NetworkAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAnswer.ProtoReflect.Descriptor instead.
 func (*NetworkAnswer) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_network_proto_rawDescGZIP(), []int{11}
+	return file_casemate_v1_network_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NetworkAnswer) GetAbout() string {
@@ -814,11 +968,12 @@ var File_casemate_v1_network_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_network_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/network.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n" +
+	"\x19casemate/v1/network.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x01\n" +
 	"\aNetwork\x12\x14\n" +
 	"\x05rules\x18\x01 \x03(\tR\x05rules\x122\n" +
 	"\x06limits\x18\x02 \x01(\v2\x1a.casemate.v1.NetworkLimitsR\x06limits\x12\x1a\n" +
-	"\btemplate\x18\x03 \x01(\tR\btemplate\"]\n" +
+	"\btemplate\x18\x03 \x01(\tR\btemplate\x12\x14\n" +
+	"\x05proxy\x18\x04 \x01(\tR\x05proxy\"]\n" +
 	"\x0fTemplateNetwork\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12.\n" +
 	"\anetwork\x18\x02 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\"7\n" +
@@ -851,7 +1006,15 @@ const file_casemate_v1_network_proto_rawDesc = "" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\"]\n" +
 	"\x11SetNetworkRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12.\n" +
-	"\anetwork\x18\x02 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\"a\n" +
+	"\anetwork\x18\x02 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\"\x18\n" +
+	"\x16ListNetworkSetsRequest\"F\n" +
+	"\x17ListNetworkSetsResponse\x12+\n" +
+	"\x04sets\x18\x01 \x03(\v2\x17.casemate.v1.NetworkSetR\x04sets\"L\n" +
+	"\n" +
+	"NetworkSet\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05rules\x18\x02 \x03(\tR\x05rules\x12\x14\n" +
+	"\x05fault\x18\x03 \x01(\tR\x05fault\"a\n" +
 	"\x15ExplainNetworkRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x16\n" +
@@ -867,14 +1030,15 @@ const file_casemate_v1_network_proto_rawDesc = "" +
 	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
 	"\x04rule\x18\x05 \x01(\tR\x04rule\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x12\n" +
-	"\x04hint\x18\a \x01(\tR\x04hint2\xab\x05\n" +
+	"\x04hint\x18\a \x01(\tR\x04hint2\xa7\x06\n" +
 	"\x0eNetworkService\x12u\n" +
 	"\n" +
 	"GetNetwork\x12\x1e.casemate.v1.GetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\"+\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sandboxes/{sandbox}/network\x12x\n" +
 	"\n" +
 	"SetNetwork\x12\x1e.casemate.v1.SetNetworkRequest\x1a\x1a.casemate.v1.NetworkStatus\".\xb8\xd7\x18\x04\x82\xd3\xe4\x93\x02$:\x01*\x1a\x1f/v1/sandboxes/{sandbox}/network\x12\x88\x01\n" +
 	"\x12GetTemplateNetwork\x12&.casemate.v1.GetTemplateNetworkRequest\x1a\x1c.casemate.v1.TemplateNetwork\",\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\"\x12 /v1/templates/{template}/network\x12\x8b\x01\n" +
-	"\x12SetTemplateNetwork\x12&.casemate.v1.SetTemplateNetworkRequest\x1a\x1c.casemate.v1.TemplateNetwork\"/\xb8\xd7\x18\a\x82\xd3\xe4\x93\x02%:\x01*\x1a /v1/templates/{template}/network\x12\x8e\x01\n" +
+	"\x12SetTemplateNetwork\x12&.casemate.v1.SetTemplateNetworkRequest\x1a\x1c.casemate.v1.TemplateNetwork\"/\xb8\xd7\x18\a\x82\xd3\xe4\x93\x02%:\x01*\x1a /v1/templates/{template}/network\x12z\n" +
+	"\x0fListNetworkSets\x12#.casemate.v1.ListNetworkSetsRequest\x1a$.casemate.v1.ListNetworkSetsResponse\"\x1c\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02\x12\x12\x10/v1/network-sets\x12\x8e\x01\n" +
 	"\x0eExplainNetwork\x12\".casemate.v1.ExplainNetworkRequest\x1a#.casemate.v1.ExplainNetworkResponse\"3\xb8\xd7\x18\x03\x82\xd3\xe4\x93\x02)\x12'/v1/sandboxes/{sandbox}/network/explainB+Z)casemate.dev/proto/casemate/v1;casematev1b\x06proto3"
 
 var (
@@ -889,7 +1053,7 @@ func file_casemate_v1_network_proto_rawDescGZIP() []byte {
 	return file_casemate_v1_network_proto_rawDescData
 }
 
-var file_casemate_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_casemate_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_casemate_v1_network_proto_goTypes = []any{
 	(*Network)(nil),                   // 0: casemate.v1.Network
 	(*TemplateNetwork)(nil),           // 1: casemate.v1.TemplateNetwork
@@ -900,36 +1064,42 @@ var file_casemate_v1_network_proto_goTypes = []any{
 	(*Refusal)(nil),                   // 6: casemate.v1.Refusal
 	(*GetNetworkRequest)(nil),         // 7: casemate.v1.GetNetworkRequest
 	(*SetNetworkRequest)(nil),         // 8: casemate.v1.SetNetworkRequest
-	(*ExplainNetworkRequest)(nil),     // 9: casemate.v1.ExplainNetworkRequest
-	(*ExplainNetworkResponse)(nil),    // 10: casemate.v1.ExplainNetworkResponse
-	(*NetworkAnswer)(nil),             // 11: casemate.v1.NetworkAnswer
-	(*durationpb.Duration)(nil),       // 12: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 13: google.protobuf.Timestamp
+	(*ListNetworkSetsRequest)(nil),    // 9: casemate.v1.ListNetworkSetsRequest
+	(*ListNetworkSetsResponse)(nil),   // 10: casemate.v1.ListNetworkSetsResponse
+	(*NetworkSet)(nil),                // 11: casemate.v1.NetworkSet
+	(*ExplainNetworkRequest)(nil),     // 12: casemate.v1.ExplainNetworkRequest
+	(*ExplainNetworkResponse)(nil),    // 13: casemate.v1.ExplainNetworkResponse
+	(*NetworkAnswer)(nil),             // 14: casemate.v1.NetworkAnswer
+	(*durationpb.Duration)(nil),       // 15: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 16: google.protobuf.Timestamp
 }
 var file_casemate_v1_network_proto_depIdxs = []int32{
 	4,  // 0: casemate.v1.Network.limits:type_name -> casemate.v1.NetworkLimits
 	0,  // 1: casemate.v1.TemplateNetwork.network:type_name -> casemate.v1.Network
 	0,  // 2: casemate.v1.SetTemplateNetworkRequest.network:type_name -> casemate.v1.Network
-	12, // 3: casemate.v1.NetworkLimits.idle:type_name -> google.protobuf.Duration
+	15, // 3: casemate.v1.NetworkLimits.idle:type_name -> google.protobuf.Duration
 	0,  // 4: casemate.v1.NetworkStatus.network:type_name -> casemate.v1.Network
-	13, // 5: casemate.v1.Refusal.time:type_name -> google.protobuf.Timestamp
+	16, // 5: casemate.v1.Refusal.time:type_name -> google.protobuf.Timestamp
 	0,  // 6: casemate.v1.SetNetworkRequest.network:type_name -> casemate.v1.Network
-	11, // 7: casemate.v1.ExplainNetworkResponse.answers:type_name -> casemate.v1.NetworkAnswer
-	7,  // 8: casemate.v1.NetworkService.GetNetwork:input_type -> casemate.v1.GetNetworkRequest
-	8,  // 9: casemate.v1.NetworkService.SetNetwork:input_type -> casemate.v1.SetNetworkRequest
-	2,  // 10: casemate.v1.NetworkService.GetTemplateNetwork:input_type -> casemate.v1.GetTemplateNetworkRequest
-	3,  // 11: casemate.v1.NetworkService.SetTemplateNetwork:input_type -> casemate.v1.SetTemplateNetworkRequest
-	9,  // 12: casemate.v1.NetworkService.ExplainNetwork:input_type -> casemate.v1.ExplainNetworkRequest
-	5,  // 13: casemate.v1.NetworkService.GetNetwork:output_type -> casemate.v1.NetworkStatus
-	5,  // 14: casemate.v1.NetworkService.SetNetwork:output_type -> casemate.v1.NetworkStatus
-	1,  // 15: casemate.v1.NetworkService.GetTemplateNetwork:output_type -> casemate.v1.TemplateNetwork
-	1,  // 16: casemate.v1.NetworkService.SetTemplateNetwork:output_type -> casemate.v1.TemplateNetwork
-	10, // 17: casemate.v1.NetworkService.ExplainNetwork:output_type -> casemate.v1.ExplainNetworkResponse
-	13, // [13:18] is the sub-list for method output_type
-	8,  // [8:13] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	11, // 7: casemate.v1.ListNetworkSetsResponse.sets:type_name -> casemate.v1.NetworkSet
+	14, // 8: casemate.v1.ExplainNetworkResponse.answers:type_name -> casemate.v1.NetworkAnswer
+	7,  // 9: casemate.v1.NetworkService.GetNetwork:input_type -> casemate.v1.GetNetworkRequest
+	8,  // 10: casemate.v1.NetworkService.SetNetwork:input_type -> casemate.v1.SetNetworkRequest
+	2,  // 11: casemate.v1.NetworkService.GetTemplateNetwork:input_type -> casemate.v1.GetTemplateNetworkRequest
+	3,  // 12: casemate.v1.NetworkService.SetTemplateNetwork:input_type -> casemate.v1.SetTemplateNetworkRequest
+	9,  // 13: casemate.v1.NetworkService.ListNetworkSets:input_type -> casemate.v1.ListNetworkSetsRequest
+	12, // 14: casemate.v1.NetworkService.ExplainNetwork:input_type -> casemate.v1.ExplainNetworkRequest
+	5,  // 15: casemate.v1.NetworkService.GetNetwork:output_type -> casemate.v1.NetworkStatus
+	5,  // 16: casemate.v1.NetworkService.SetNetwork:output_type -> casemate.v1.NetworkStatus
+	1,  // 17: casemate.v1.NetworkService.GetTemplateNetwork:output_type -> casemate.v1.TemplateNetwork
+	1,  // 18: casemate.v1.NetworkService.SetTemplateNetwork:output_type -> casemate.v1.TemplateNetwork
+	10, // 19: casemate.v1.NetworkService.ListNetworkSets:output_type -> casemate.v1.ListNetworkSetsResponse
+	13, // 20: casemate.v1.NetworkService.ExplainNetwork:output_type -> casemate.v1.ExplainNetworkResponse
+	15, // [15:21] is the sub-list for method output_type
+	9,  // [9:15] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_casemate_v1_network_proto_init() }
@@ -944,7 +1114,7 @@ func file_casemate_v1_network_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_casemate_v1_network_proto_rawDesc), len(file_casemate_v1_network_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1140,7 +1140,13 @@ type RouteGrant struct {
 	// What the sandbox sends in place of a key. It opens this route from this sandbox, nothing else.
 	Token string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
 	// Unset: with the sandbox.
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// What the sandbox has used so far.
+	Requests  int64 `protobuf:"varint,5,opt,name=requests,proto3" json:"requests,omitempty"`
+	TokensIn  int64 `protobuf:"varint,6,opt,name=tokens_in,json=tokensIn,proto3" json:"tokens_in,omitempty"`
+	TokensOut int64 `protobuf:"varint,7,opt,name=tokens_out,json=tokensOut,proto3" json:"tokens_out,omitempty"`
+	// What that cost by the route's prices, in millionths of a unit of money.
+	Cost          int64 `protobuf:"varint,8,opt,name=cost,proto3" json:"cost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1201,6 +1207,34 @@ func (x *RouteGrant) GetExpiresAt() *timestamppb.Timestamp {
 		return x.ExpiresAt
 	}
 	return nil
+}
+
+func (x *RouteGrant) GetRequests() int64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *RouteGrant) GetTokensIn() int64 {
+	if x != nil {
+		return x.TokensIn
+	}
+	return 0
+}
+
+func (x *RouteGrant) GetTokensOut() int64 {
+	if x != nil {
+		return x.TokensOut
+	}
+	return 0
+}
+
+func (x *RouteGrant) GetCost() int64 {
+	if x != nil {
+		return x.Cost
+	}
+	return 0
 }
 
 // ClassPolicy limits secrets of a class.
@@ -1427,8 +1461,13 @@ type ModelRoute struct {
 	// Input and output together, per sandbox, over its life; 0: no bound.
 	MaxTokens int64 `protobuf:"varint,9,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"`
 	// A sandbox's token ends that long after the sandbox's start; unset: with the sandbox.
-	TokenTtl      *durationpb.Duration   `protobuf:"bytes,10,opt,name=token_ttl,json=tokenTtl,proto3" json:"token_ttl,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	TokenTtl  *durationpb.Duration   `protobuf:"bytes,10,opt,name=token_ttl,json=tokenTtl,proto3" json:"token_ttl,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Money, per sandbox, over its life, in millionths of the unit that the prices are in; 0: no bound. It needs prices.
+	MaxCost int64 `protobuf:"varint,12,opt,name=max_cost,json=maxCost,proto3" json:"max_cost,omitempty"`
+	// What a million tokens of input and of output cost, in millionths of a unit of money.
+	PriceIn       int64 `protobuf:"varint,13,opt,name=price_in,json=priceIn,proto3" json:"price_in,omitempty"`
+	PriceOut      int64 `protobuf:"varint,14,opt,name=price_out,json=priceOut,proto3" json:"price_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1538,6 +1577,27 @@ func (x *ModelRoute) GetCreatedAt() *timestamppb.Timestamp {
 		return x.CreatedAt
 	}
 	return nil
+}
+
+func (x *ModelRoute) GetMaxCost() int64 {
+	if x != nil {
+		return x.MaxCost
+	}
+	return 0
+}
+
+func (x *ModelRoute) GetPriceIn() int64 {
+	if x != nil {
+		return x.PriceIn
+	}
+	return 0
+}
+
+func (x *ModelRoute) GetPriceOut() int64 {
+	if x != nil {
+		return x.PriceOut
+	}
+	return 0
 }
 
 type SetModelRouteRequest struct {
@@ -1805,14 +1865,19 @@ const file_casemate_v1_secret_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\x03R\aversion\x12 \n" +
 	"\vplaceholder\x18\x05 \x01(\tR\vplaceholder\x126\n" +
 	"\bbindings\x18\x06 \x03(\v2\x1a.casemate.v1.SecretBindingR\bbindings\x12\x16\n" +
-	"\x06usable\x18\a \x01(\bR\x06usable\"\x94\x01\n" +
+	"\x06usable\x18\a \x01(\bR\x06usable\"\x80\x02\n" +
 	"\n" +
 	"RouteGrant\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x19\n" +
 	"\bbase_url\x18\x02 \x01(\tR\abaseUrl\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x129\n" +
 	"\n" +
-	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"x\n" +
+	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1a\n" +
+	"\brequests\x18\x05 \x01(\x03R\brequests\x12\x1b\n" +
+	"\ttokens_in\x18\x06 \x01(\x03R\btokensIn\x12\x1d\n" +
+	"\n" +
+	"tokens_out\x18\a \x01(\x03R\ttokensOut\x12\x12\n" +
+	"\x04cost\x18\b \x01(\x03R\x04cost\"x\n" +
 	"\vClassPolicy\x12\x14\n" +
 	"\x05class\x18\x01 \x01(\tR\x05class\x12\x14\n" +
 	"\x05hosts\x18\x02 \x03(\tR\x05hosts\x12\x1c\n" +
@@ -1824,7 +1889,7 @@ const file_casemate_v1_secret_proto_rawDesc = "" +
 	"\x06policy\x18\x02 \x01(\v2\x18.casemate.v1.ClassPolicyR\x06policy\"\x1a\n" +
 	"\x18ListClassPoliciesRequest\"Q\n" +
 	"\x19ListClassPoliciesResponse\x124\n" +
-	"\bpolicies\x18\x01 \x03(\v2\x18.casemate.v1.ClassPolicyR\bpolicies\"\x80\x03\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x18.casemate.v1.ClassPolicyR\bpolicies\"\xd3\x03\n" +
 	"\n" +
 	"ModelRoute\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
@@ -1840,7 +1905,10 @@ const file_casemate_v1_secret_proto_rawDesc = "" +
 	"\ttoken_ttl\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\btokenTtl\x129\n" +
 	"\n" +
-	"created_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"a\n" +
+	"created_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x19\n" +
+	"\bmax_cost\x18\f \x01(\x03R\amaxCost\x12\x19\n" +
+	"\bprice_in\x18\r \x01(\x03R\apriceIn\x12\x1b\n" +
+	"\tprice_out\x18\x0e \x01(\x03R\bpriceOut\"a\n" +
 	"\x14SetModelRouteRequest\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12-\n" +
 	"\x05route\x18\x02 \x01(\v2\x17.casemate.v1.ModelRouteR\x05route\"\x18\n" +

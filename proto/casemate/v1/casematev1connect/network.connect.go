@@ -45,6 +45,9 @@ const (
 	// NetworkServiceSetTemplateNetworkProcedure is the fully-qualified name of the NetworkService's
 	// SetTemplateNetwork RPC.
 	NetworkServiceSetTemplateNetworkProcedure = "/casemate.v1.NetworkService/SetTemplateNetwork"
+	// NetworkServiceListNetworkSetsProcedure is the fully-qualified name of the NetworkService's
+	// ListNetworkSets RPC.
+	NetworkServiceListNetworkSetsProcedure = "/casemate.v1.NetworkService/ListNetworkSets"
 	// NetworkServiceExplainNetworkProcedure is the fully-qualified name of the NetworkService's
 	// ExplainNetwork RPC.
 	NetworkServiceExplainNetworkProcedure = "/casemate.v1.NetworkService/ExplainNetwork"
@@ -61,6 +64,8 @@ type NetworkServiceClient interface {
 	GetTemplateNetwork(context.Context, *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
 	// SetTemplateNetwork changes that for sandboxes to come; without a network it takes the default away.
 	SetTemplateNetwork(context.Context, *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
+	// ListNetworkSets shows the named sets that rules may name as @NAME.
+	ListNetworkSets(context.Context, *v1.ListNetworkSetsRequest) (*v1.ListNetworkSetsResponse, error)
 	// ExplainNetwork says what the rules answer to a URL, and why.
 	ExplainNetwork(context.Context, *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error)
 }
@@ -100,6 +105,12 @@ func NewNetworkServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(networkServiceMethods.ByName("SetTemplateNetwork")),
 			connect.WithClientOptions(opts...),
 		),
+		listNetworkSets: connect.NewClient[v1.ListNetworkSetsRequest, v1.ListNetworkSetsResponse](
+			httpClient,
+			baseURL+NetworkServiceListNetworkSetsProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("ListNetworkSets")),
+			connect.WithClientOptions(opts...),
+		),
 		explainNetwork: connect.NewClient[v1.ExplainNetworkRequest, v1.ExplainNetworkResponse](
 			httpClient,
 			baseURL+NetworkServiceExplainNetworkProcedure,
@@ -115,6 +126,7 @@ type networkServiceClient struct {
 	setNetwork         *connect.Client[v1.SetNetworkRequest, v1.NetworkStatus]
 	getTemplateNetwork *connect.Client[v1.GetTemplateNetworkRequest, v1.TemplateNetwork]
 	setTemplateNetwork *connect.Client[v1.SetTemplateNetworkRequest, v1.TemplateNetwork]
+	listNetworkSets    *connect.Client[v1.ListNetworkSetsRequest, v1.ListNetworkSetsResponse]
 	explainNetwork     *connect.Client[v1.ExplainNetworkRequest, v1.ExplainNetworkResponse]
 }
 
@@ -154,6 +166,15 @@ func (c *networkServiceClient) SetTemplateNetwork(ctx context.Context, req *v1.S
 	return nil, err
 }
 
+// ListNetworkSets calls casemate.v1.NetworkService.ListNetworkSets.
+func (c *networkServiceClient) ListNetworkSets(ctx context.Context, req *v1.ListNetworkSetsRequest) (*v1.ListNetworkSetsResponse, error) {
+	response, err := c.listNetworkSets.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ExplainNetwork calls casemate.v1.NetworkService.ExplainNetwork.
 func (c *networkServiceClient) ExplainNetwork(ctx context.Context, req *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error) {
 	response, err := c.explainNetwork.CallUnary(ctx, connect.NewRequest(req))
@@ -174,6 +195,8 @@ type NetworkServiceHandler interface {
 	GetTemplateNetwork(context.Context, *v1.GetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
 	// SetTemplateNetwork changes that for sandboxes to come; without a network it takes the default away.
 	SetTemplateNetwork(context.Context, *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error)
+	// ListNetworkSets shows the named sets that rules may name as @NAME.
+	ListNetworkSets(context.Context, *v1.ListNetworkSetsRequest) (*v1.ListNetworkSetsResponse, error)
 	// ExplainNetwork says what the rules answer to a URL, and why.
 	ExplainNetwork(context.Context, *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error)
 }
@@ -209,6 +232,12 @@ func NewNetworkServiceHandler(svc NetworkServiceHandler, opts ...connect.Handler
 		connect.WithSchema(networkServiceMethods.ByName("SetTemplateNetwork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	networkServiceListNetworkSetsHandler := connect.NewUnaryHandlerSimple(
+		NetworkServiceListNetworkSetsProcedure,
+		svc.ListNetworkSets,
+		connect.WithSchema(networkServiceMethods.ByName("ListNetworkSets")),
+		connect.WithHandlerOptions(opts...),
+	)
 	networkServiceExplainNetworkHandler := connect.NewUnaryHandlerSimple(
 		NetworkServiceExplainNetworkProcedure,
 		svc.ExplainNetwork,
@@ -225,6 +254,8 @@ func NewNetworkServiceHandler(svc NetworkServiceHandler, opts ...connect.Handler
 			networkServiceGetTemplateNetworkHandler.ServeHTTP(w, r)
 		case NetworkServiceSetTemplateNetworkProcedure:
 			networkServiceSetTemplateNetworkHandler.ServeHTTP(w, r)
+		case NetworkServiceListNetworkSetsProcedure:
+			networkServiceListNetworkSetsHandler.ServeHTTP(w, r)
 		case NetworkServiceExplainNetworkProcedure:
 			networkServiceExplainNetworkHandler.ServeHTTP(w, r)
 		default:
@@ -250,6 +281,10 @@ func (UnimplementedNetworkServiceHandler) GetTemplateNetwork(context.Context, *v
 
 func (UnimplementedNetworkServiceHandler) SetTemplateNetwork(context.Context, *v1.SetTemplateNetworkRequest) (*v1.TemplateNetwork, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.NetworkService.SetTemplateNetwork is not implemented"))
+}
+
+func (UnimplementedNetworkServiceHandler) ListNetworkSets(context.Context, *v1.ListNetworkSetsRequest) (*v1.ListNetworkSetsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("casemate.v1.NetworkService.ListNetworkSets is not implemented"))
 }
 
 func (UnimplementedNetworkServiceHandler) ExplainNetwork(context.Context, *v1.ExplainNetworkRequest) (*v1.ExplainNetworkResponse, error) {
