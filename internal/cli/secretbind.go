@@ -189,8 +189,8 @@ func (a *app) modelSetCmd() *cobra.Command {
 		Long: `Make a way to a model provider, or change it; the flags replace all that was set before. Sandboxes find
 it by the variables PROVIDER_BASE_URL and PROVIDER_API_KEY, as ANTHROPIC_BASE_URL.
 
---max-cost is in the money of --price-in and --price-out, which are what the provider asks for a million tokens.
-No price comes with Casemate. Input that the provider has cached counts as the rest does.
+--max-cost is in the money of --price-in and --price-out, which are what the provider asks for a million
+tokens. No price comes with Casemate. Input that the provider has cached counts as the rest does.
 
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate secrets model set anthropic --secret anthropic --all

@@ -350,7 +350,11 @@ func onlyBound(t *testing.T, s *play, box string) {
 	of := func(id string) *client.SecretBinding {
 		return &client.SecretBinding{Hosts: []string{api}, Scheme: "header", Header: "X-Spare", Always: true, For: &client.SandboxSelector{Sandboxes: []string{id}}}
 	}
-	s.Secret("nobodys", nobodys, of("00000000000000000000"))
+	elsewhere, err := s.Sandboxes.Create(t.Context(), &client.CreateRequest{}) // one without a network
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Secret("nobodys", nobodys, of(elsewhere.GetId()))
 	s.Secret("spare", bound, of(box))
 	testenv.Eventually(t, patience, "the bound one is put on", func() bool {
 		s.Sh(box, `curl -sS -m 60 https://`+api+`/spare`)

@@ -35,6 +35,15 @@ func (s *Set) Decide(q Query) Verdict {
 	if v, bad := s.disagree(q); bad {
 		return v
 	}
+	if q.Name != "" && q.Addr.IsValid() {
+		// A rule of addresses opens no name, wherever that leads: what may not be looked up may not stay open either,
+		// once its address is known.
+		before := q
+		before.Addr, before.Own = netip.Addr{}, false
+		if _, v := s.first(before); !v.Allow {
+			return v
+		}
+	}
 	rule, verdict := s.first(q)
 	if !verdict.Allow {
 		return verdict

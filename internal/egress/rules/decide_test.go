@@ -59,6 +59,7 @@ func TestDecide(t *testing.T) {
 		"suffix in the middle":      {[]string{"allow *.allowed.test"}, q("a.allowed.test.evil.test", 443), NoRule},
 		"address rule, no lookup":   {[]string{"allow 0.0.0.0/0"}, Query{Proto: DNS, Name: "x.evil.test"}, NoRule},
 		"order: deny first":         {[]string{"deny bad.allowed.test", "allow *.allowed.test"}, q("bad.allowed.test", 443), Denied},
+		"an address opens no name":  {[]string{"allow 8.8.8.8"}, to("dns.test", "8.8.8.8", 443), NoRule},
 		"order: allow first":        {[]string{"allow 8.8.8.8", "deny 8.0.0.0/8", "allow *"}, to("dns.test", "8.8.8.8", 443), Allowed},
 		"denied whole, its lookup":  {[]string{"deny bad.test", "allow *"}, Query{Proto: DNS, Name: "bad.test"}, Denied},
 		"denied whole, other port":  {[]string{"deny bad.test", "allow *:*"}, q("bad.test", 25), Denied},
@@ -232,6 +233,12 @@ func oracle(list []Rule, r Query) bool {
 	if r.Name != "" && r.HTTP != nil && r.HTTP.Host != r.Name {
 		return false
 	}
+	if r.Name != "" { // names are open by names
+		named := slices.DeleteFunc(slices.Clone(list), func(x Rule) bool { return x.host.prefix.IsValid() || !covers(x, r) })
+		if len(named) == 0 || named[0].deny {
+			return false
+		}
+	}
 	decided := -1
 	for i, rule := range list {
 		if covers(rule, r) {
@@ -388,6 +395,16 @@ func TestEarlyRefusalIsFinal(t *testing.T) {
 		early.HTTP, early.TLS, early.Plain = nil, nil, false
 		if v := s.Decide(early); !v.Allow {
 			t.Fatalf("rules %v allow %+v, and refuse it before the request: %+v", list, r, v)
+		}
+		// Nor before the name was looked up, and looking it up is allowed: else new rules would leave open what they
+		// let nobody open.
+		if early.Addr = (netip.Addr{}); r.Name != "" {
+			if v := s.Decide(early); !v.Allow {
+				t.Fatalf("rules %v allow %+v, and refuse it before the address is known: %+v", list, r, v)
+			}
+			if v := s.Decide(Query{Proto: DNS, Name: r.Name}); !v.Allow {
+				t.Fatalf("rules %v allow %+v, and not to look it up: %+v", list, r, v)
+			}
 		}
 	})
 }
