@@ -267,7 +267,7 @@ func TestCodeSurvivesServer(t *testing.T) {
 	gone, cancel := context.WithCancel(ctx)
 	left := make(chan error, 1)
 	go func() {
-		_, err := s.RunCode(gone, alice, sb.ID, CodeSpec{ID: "over", Code: "print before\nsleep 200\nprint after\n1+1"}, "", h)
+		_, err := s.RunCode(gone, alice, sb.ID, CodeSpec{ID: "over", Code: "print before\nawait go\nprint after\n1+1"}, "", h)
 		left <- err
 	}()
 	<-h.began
@@ -278,6 +278,10 @@ func TestCodeSurvivesServer(t *testing.T) {
 	s.stop(false)
 
 	s = s.w.serve()
+	if _, err := s.CreateContext(ctx, alice, sb.ID, CodeContextSpec{ID: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	s.code(sb.ID, CodeSpec{Context: "other", Code: "set go 1"})
 	g := newHeard()
 	r, err := s.CodeItems(ctx, alice, sb.ID, "python", "over", CodeItemsOptions{Follow: true}, g)
 	if err != nil || r.End != RunCompleted || g.text.String() != "before\nafter\n" || g.value() != "2" {
@@ -299,7 +303,7 @@ func TestCodeSurvivesServer(t *testing.T) {
 			ends++
 		}
 	}
-	if starts != 3 || ends != 3 {
+	if starts != 4 || ends != 4 {
 		t.Errorf("%d starts and %d ends are recorded", starts, ends)
 	}
 }

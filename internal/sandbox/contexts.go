@@ -131,9 +131,11 @@ func (b *box) lastingLocked() int {
 // warm starts the contexts that a new sandbox is to have, and waits for none. One that does not come up is
 // no fault of the sandbox: its first use tries again, and tells why.
 func (m *Manager) warm(p Principal, b *box) {
-	specs := b.warm
+	b.mu.Lock()
+	specs, languages := b.warm, b.body.Plan.Contexts
+	b.mu.Unlock()
 	if specs == nil {
-		for _, language := range b.body.Plan.Contexts {
+		for _, language := range languages {
 			specs = append(specs, CodeContextSpec{ID: language, Language: language})
 		}
 	}
@@ -143,7 +145,7 @@ func (m *Manager) warm(p Principal, b *box) {
 			if err == nil {
 				_, _, err = m.createContext(m.ctx, p, b, s, d)
 			}
-			if err != nil && b.up.Err() == nil {
+			if err != nil && b.running() {
 				m.log.Warn("cannot start a context ahead of its use", "sandbox", b.id, "context", s.ID, "error", err)
 			}
 		})

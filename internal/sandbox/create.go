@@ -92,6 +92,7 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 
 	undo := cleanup.New()
 	err = m.start(ctx, b, created, undo)
+	inst := b.inst.now() // as soon as it runs, somebody may pause it without memory
 	var running journal.Pending
 	if err == nil {
 		running, err = m.started(b, p, began)
@@ -103,7 +104,7 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 	}
 	undo.Release()
 	close(b.ready)
-	m.background(func() { m.follow(b, b.inst.now()) })
+	m.background(func() { m.follow(b, inst) })
 	if _, err := running.Wait(); err != nil {
 		// It runs, but after a restart nobody would know: so it must not.
 		m.beginEnd(b, "", EndStartFailed, "its start could not be recorded")
@@ -255,7 +256,7 @@ func planRequest(sandboxID string, s Spec) rootfs.Request {
 func (m *Manager) claim(ctx context.Context, g guest, b *box, env map[string]string, plan rootfs.Plan) error {
 	ctx, cancel := m.prompt(ctx)
 	defer cancel()
-	s := b.sb.Spec
+	s := b.snapshot().Spec
 	err := g.Claim(ctx, guestwire.Claim{
 		Sandbox: b.id, Hostname: s.Name, Env: env,
 		User: or(s.User, plan.User), Dir: or(s.Dir, plan.Dir),

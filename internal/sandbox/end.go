@@ -145,7 +145,7 @@ func (m *Manager) endProcesses(b *box) {
 	for _, pr := range open {
 		// One that is being started now has no end. What its start says later counts no more.
 		was := pr.snapshot()
-		m.refuse(pr, ProcessSpec{Argv: was.Argv, TTY: was.TTY}, &TransitionError{ID: b.id, From: Stopping})
+		_ = m.refuse(pr, ProcessSpec{Argv: was.Argv, TTY: was.TTY}, &TransitionError{ID: b.id, From: Stopping})
 		m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndSandboxStopped}, nil)
 		pr.closeScope()
 	}

@@ -276,11 +276,13 @@ func (m *Manager) unmade(all map[string]*codeContext, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
 	defer cancel()
 	for _, c := range all {
-		if c.scope != nil && !refusal(err) {
-			_ = c.scope.Kill(ctx) // so that nothing runs unknown
+		if scope := c.takeOut(); scope != nil { // else the sandbox ended meanwhile, and all with it
+			if !refusal(err) {
+				_ = scope.Kill(ctx) // so that nothing runs unknown
+			}
+			_ = scope.Close() // what is left of it goes with the sandbox
 		}
 		c.failed = err
-		c.drop()
 		close(c.started)
 	}
 }

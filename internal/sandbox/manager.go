@@ -195,6 +195,12 @@ func (b *box) snapshot() Sandbox {
 	return b.snapshotLocked()
 }
 
+func (b *box) running() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sb.State == Running
+}
+
 func (b *box) snapshotLocked() Sandbox {
 	s := b.sb
 	s.Spec.Labels, s.Spec.Extra = maps.Clone(s.Spec.Labels), maps.Clone(s.Spec.Extra)

@@ -156,7 +156,8 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	m.readOOM(b) // where counting begins
+	m.readOOM(b)         // where counting begins
+	inst := b.inst.now() // as soon as its timers run, it may be paused without memory
 	m.take(b)
 	running, err := m.takeUpProcesses(ctx, b, infos)
 	if err == nil {
@@ -183,7 +184,7 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	for _, pr := range running {
 		m.watch(pr)
 	}
-	m.background(func() { m.follow(b, b.inst.now()) })
+	m.background(func() { m.follow(b, inst) })
 	return len(running), nil
 }
 

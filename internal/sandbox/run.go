@@ -7,6 +7,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/store"
 )
 
@@ -29,38 +30,38 @@ func (m *Manager) Run(ctx context.Context, p Principal, ref string, s ProcessSpe
 	if o.IdempotencyKey != "" {
 		return m.runWithKey(ctx, p, b, s, o, sink)
 	}
-	pr, fresh, err := m.admit(ctx, p, b, &s)
+	pr, scope, err := m.admit(ctx, p, b, &s)
 	if err != nil {
 		return Process{}, err
 	}
-	if !fresh {
+	if scope == nil {
 		return m.followOther(ctx, pr, o, sink)
 	}
-	return m.run(ctx, pr, s, o, sink)
+	return m.run(ctx, pr, s, scope, o, sink)
 }
 
 // run is the short way: start, output and end on one connection to the guest.
-func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, o RunOptions, sink RunSink) (Process, error) {
+func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, scope isolation.Scope, o RunOptions, sink RunSink) (Process, error) {
 	// As in startProcess, the start must not be cut off by a caller who leaves.
 	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
 	pr.give(o.Input)
 	info, stream, err := pr.box.guest.Run(rctx, guestwire.RunProcess{
-		Start:  m.startRequest(pr, s),
+		Start:  m.startRequest(pr, s, scope),
 		Output: guestwire.OutputRequest{ID: pr.id, Follow: true, Hold: o.Hold},
-	}, pr.scope.Files())
+	}, scope.Files())
 	if !late.Stop() && err != nil {
 		err = errs.Wrap(err, errs.DeadlineExceeded,
 			"the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect)
 	}
 	if err != nil {
-		return Process{}, m.notStarted(pr, s, err)
+		return Process{}, m.notStarted(pr, s, scope, err)
 	}
 	defer stream.Close()
 	defer context.AfterFunc(ctx, cancel)()
 	watcher := time.AfterFunc(watchAfter, func() { m.watch(pr) })
-	started, err := m.began(pr, s, info)
+	started, err := m.began(pr, s, scope, info)
 	if err != nil {
 		watcher.Stop()
 		return Process{}, err

@@ -36,7 +36,7 @@ type proc struct {
 
 	// What follows is guarded by box.mu.
 	info      Process
-	scope     isolation.Scope // nil once closed
+	scope     isolation.Scope // nil until it has started, and once closed
 	finishing bool            // somebody records the end
 	watched   bool            // a watcher waits for the end
 	input     []byte          // what it is given right at its start
@@ -114,40 +114,41 @@ func (m *Manager) startOnce(ctx context.Context, p Principal, b *box, s ProcessS
 }
 
 func (m *Manager) startProcess(ctx context.Context, p Principal, b *box, s ProcessSpec, with ...store.Write) (Process, error) {
-	pr, fresh, err := m.admit(ctx, p, b, &s)
+	pr, scope, err := m.admit(ctx, p, b, &s)
 	if err != nil {
 		return Process{}, err
 	}
-	if !fresh {
+	if scope == nil {
 		return pr.attached(ctx)
 	}
 	// The start does not depend on the caller's staying: a start of which nobody knows whether it
 	// happened is worse than one that was not needed.
 	sctx, cancel := m.prompt(context.WithoutCancel(ctx))
 	defer cancel()
-	info, err := b.guest.Start(sctx, m.startRequest(pr, s), pr.scope.Files())
+	info, err := b.guest.Start(sctx, m.startRequest(pr, s, scope), scope.Files())
 	if err != nil {
-		return Process{}, m.notStarted(pr, s, cause(sctx, err))
+		return Process{}, m.notStarted(pr, s, scope, cause(sctx, err))
 	}
-	out, err := m.began(pr, s, info, with...)
+	out, err := m.began(pr, s, scope, info, with...)
 	if err == nil {
 		m.watch(pr)
 	}
 	return out, err
 }
 
-// admit makes the entry of a process, or finds the one of that id; fresh tells which.
-func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec) (pr *proc, fresh bool, err error) {
+// admit makes the entry of a process and its scope, which is the caller's until began or notStarted takes it:
+// the sandbox may end meanwhile. It returns no scope where it finds an entry of that id.
+func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec) (*proc, isolation.Scope, error) {
 	chosen := s.ID != ""
 	s.ID = or(s.ID, id.New(id.Process))
 	if chosen {
 		// One that is kept only in the store has ended, and its output is gone: it can't be attached to.
 		if known, err := m.process(ctx, b.id, s.ID); err == nil && b.proc(s.ID) == nil {
-			return nil, false, errs.New(errs.AlreadyExists, "process %s has been: it ended at %s", s.ID,
+			return nil, nil, errs.New(errs.AlreadyExists, "process %s has been: it ended at %s", s.ID,
 				known.EndedAt.Format(time.RFC3339)).WithHint("choose another id")
 		}
 	}
-	pr = &proc{
+	pr := &proc{
 		id: s.ID, box: b, actor: p.ID,
 		started: make(chan struct{}), ended: make(chan struct{}), asked: wall(m.clock.Now()),
 		info: Process{ID: s.ID, Tag: s.Tag, SandboxID: b.id, Argv: slices.Clone(s.Argv), TTY: s.TTY},
@@ -155,22 +156,19 @@ func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec
 	b.mu.Lock()
 	if other := b.procs[s.ID]; other != nil {
 		b.mu.Unlock()
-		return other, false, nil
+		return other, nil, nil
 	}
 	if b.sb.State != Running {
 		defer b.mu.Unlock()
-		return nil, false, &TransitionError{ID: b.id, From: b.sb.State}
+		return nil, nil, &TransitionError{ID: b.id, From: b.sb.State}
 	}
 	b.procs[s.ID] = pr
 	b.mu.Unlock()
 	scope, err := b.inst.NewScope(ctx, s.ID)
 	if err != nil {
-		return nil, false, m.notStarted(pr, *s, errs.Wrap(err, errs.KindOf(err), "cannot make the process's control group"))
+		return nil, nil, m.refuse(pr, *s, errs.Wrap(err, errs.KindOf(err), "cannot make the process's control group"))
 	}
-	b.mu.Lock()
-	pr.scope = scope
-	b.mu.Unlock()
-	return pr, true, nil
+	return pr, scope, nil
 }
 
 func (b *box) proc(processID string) *proc {
@@ -194,12 +192,12 @@ func (pr *proc) attached(ctx context.Context) (Process, error) {
 	return out, nil
 }
 
-func (m *Manager) startRequest(pr *proc, s ProcessSpec) guestwire.StartProcess {
+func (m *Manager) startRequest(pr *proc, s ProcessSpec, scope isolation.Scope) guestwire.StartProcess {
 	r := guestwire.StartProcess{
 		ID: pr.id, Argv: s.Argv, Env: s.Env, Dir: s.Dir, User: s.User,
 		TTY: s.TTY, Rows: s.Rows, Cols: s.Cols,
 		TimeoutMS: s.Timeout.Milliseconds(), GraceMS: s.Grace.Milliseconds(),
-		Buffer: s.Buffer, Hold: s.Hold, Scope: pr.scope.Layout(),
+		Buffer: s.Buffer, Hold: s.Hold, Scope: scope.Layout(),
 	}
 	if s.Stdin {
 		r.Stdin = guestwire.StdinPipe
@@ -259,15 +257,17 @@ func recordable(argv []string) (out []string, short bool) {
 // began takes note of a process that the guest has started, and records it without waiting. Only
 // what comes with it is waited for: an idempotency key must be found by whoever asks next. Where the
 // sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
-func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
+func (m *Manager) began(pr *proc, s ProcessSpec, scope isolation.Scope, info guestwire.ProcessInfo, with ...store.Write) (Process, error) {
 	b := pr.box
 	e := asked(journal.ProcessStarted, pr, s, "").
 		With(journal.Guest, startFacts{PID: info.PID, Dir: cut(info.Dir), User: cut(info.User)})
 	b.mu.Lock()
 	if pr.failed != nil {
 		defer b.mu.Unlock()
+		_ = scope.Close() // what is left of it goes with the sandbox
 		return Process{}, pr.failed
 	}
+	pr.scope = scope
 	pr.info.PID, pr.info.Dir, pr.info.User = info.PID, cut(info.Dir), cut(info.User)
 	pr.info.StartedAt = wall(m.clock.Now())
 	out := pr.info
@@ -285,23 +285,25 @@ func (m *Manager) began(pr *proc, s ProcessSpec, info guestwire.ProcessInfo, wit
 
 // notStarted takes back a start that the guest refused, and returns what the caller is told. Where
 // the guest was lost meanwhile, it is found out in the background whether the process started.
-func (m *Manager) notStarted(pr *proc, s ProcessSpec, err error) error {
-	if pr.scope != nil && !refusal(err) {
-		if m.background(func() { m.settle(pr, s) }) {
-			return err
-		}
+func (m *Manager) notStarted(pr *proc, s ProcessSpec, scope isolation.Scope, err error) error {
+	if !refusal(err) && m.background(func() { m.settle(pr, s, scope) }) {
+		return err
 	}
-	m.refuse(pr, s, err)
-	return err
+	_ = scope.Close() // what is left of it goes with the sandbox
+	return m.refuse(pr, s, err)
 }
 
-// refuse records that a process did not start, unless it did.
-func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) {
+// refuse records that a process did not start, unless it did, and returns why: where that is recorded already,
+// what was recorded.
+func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) error {
 	b := pr.box
 	b.mu.Lock()
 	if pr.failed != nil || !pr.info.StartedAt.IsZero() {
-		b.mu.Unlock()
-		return
+		defer b.mu.Unlock()
+		if pr.failed != nil {
+			return pr.failed
+		}
+		return err
 	}
 	pr.finishing, pr.failed = true, err
 	delete(b.procs, pr.id)
@@ -310,16 +312,16 @@ func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) {
 	m.journal.Post(asked(journal.ProcessFailed, pr, s, problem))
 	pr.answered()
 	close(pr.ended)
-	pr.closeScope()
+	return err
 }
 
 // settle asks the guest what became of a start whose answer was lost.
-func (m *Manager) settle(pr *proc, s ProcessSpec) {
+func (m *Manager) settle(pr *proc, s ProcessSpec, scope isolation.Scope) {
 	ctx, cancel := m.prompt(m.ctx)
 	info, err := pr.box.guest.Get(ctx, pr.id)
 	cancel()
 	if err == nil {
-		if _, err := m.began(pr, s, info); err == nil {
+		if _, err := m.began(pr, s, scope, info); err == nil {
 			m.watch(pr)
 		}
 		return
@@ -328,15 +330,12 @@ func (m *Manager) settle(pr *proc, s ProcessSpec) {
 		err = errs.New(errs.NotFound, "the process was not started")
 	} else {
 		// Neither yes nor no: end what may be in the scope, so that no process runs unknown.
-		if scope := pr.takeScope(); scope != nil { // else the sandbox ended meanwhile, and all with it
-			kctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
-			err = errors.Join(err, scope.Kill(kctx))
-			cancel()
-			_ = scope.Close()
-		}
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
+		err = errors.Join(err, scope.Kill(kctx))
+		cancel()
 		err = errs.Wrap(err, errs.FailedPrecondition, "the guest was lost while the process started")
 	}
-	_ = m.notStarted(pr, s, err)
+	_ = m.notStarted(pr, s, scope, err)
 }
 
 func (pr *proc) closeScope() {

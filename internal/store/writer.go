@@ -76,6 +76,8 @@ type writer struct {
 	kick    chan struct{}
 	stopped chan struct{}
 	flusher sync.WaitGroup
+	// over is closed once nothing is taken any more: from then on the turn may never be free again.
+	over chan struct{}
 
 	// mu guards the fields below.
 	mu     sync.Mutex
@@ -94,6 +96,7 @@ func newWriter(tx *Tx, cfg Config, s *syncer, f *os.File) *writer {
 		turn:        s.turn,
 		kick:        make(chan struct{}, 1),
 		stopped:     make(chan struct{}),
+		over:        make(chan struct{}),
 	}
 	w.flusher.Go(w.flushLoop)
 	return w
@@ -291,18 +294,18 @@ func (w *writer) flush() error {
 	if n := len(w.queue); n > 0 {
 		last = w.queue[n-1]
 	}
-	closed := w.closed
 	w.mu.Unlock()
-	if closed {
-		return errClosed // close holds the turn for good
+	if last != nil {
+		return w.wait(last)
 	}
-	if last == nil {
-		// Somebody may be committing what was queued before.
-		w.turn <- struct{}{}
+	// Somebody may be committing what was queued before.
+	select {
+	case <-w.over:
+		return errClosed
+	case w.turn <- struct{}{}:
 		<-w.turn
 		return nil
 	}
-	return w.wait(last)
 }
 
 func (w *writer) flushLoop() {
@@ -342,6 +345,7 @@ func (w *writer) stop() error {
 	rest := w.queue
 	w.queue = nil
 	w.mu.Unlock()
+	close(w.over)
 	for _, o := range rest {
 		o.finish(errClosed, errClosed)
 	}

@@ -289,7 +289,7 @@ func compare(t *testing.T, name string, b *box, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for limit := time.Now().Add(10 * time.Second); got != string(want) && time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
+	for limit := time.Now().Add(2 * time.Minute); got != string(want) && time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
 		got = posture(t, b, pid)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {

@@ -63,6 +63,8 @@ type Gateway struct {
 	ctx     context.Context
 	wg      sync.WaitGroup
 	release func() // gives the user back
+	// patience is how long a call waits for its answer.
+	patience time.Duration
 
 	mu        sync.Mutex // guards the fields below; held for the length of a call
 	proc      *process
@@ -77,7 +79,7 @@ func New(cfg Config) *Gateway {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{cfg: cfg, sandboxes: map[string]egress.Member{}, release: func() {}}
+	g := &Gateway{cfg: cfg, sandboxes: map[string]egress.Member{}, release: func() {}, patience: callTimeout}
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	return g
 }
@@ -366,11 +368,25 @@ func (g *Gateway) kill() {
 
 // call sends a request and returns its reply, or the error in it.
 func (g *Gateway) call(r Request, f *os.File) (*Reply, error) {
-	reply, err := exchange(g.conn, r, f, time.Now().Add(callTimeout))
+	reply, err := exchange(g.conn, r, f, time.Now().Add(g.patience))
 	if err != nil {
+		g.renew()
 		return nil, errs.Wrap(err, errs.Unavailable, "the gateway does not answer")
 	}
 	return reply, reply.Err()
+}
+
+// renew takes another connection after a call that failed: the answer may still come, and would be taken for the
+// next call's.
+func (g *Gateway) renew() {
+	if g.conn == nil {
+		return
+	}
+	fresh, err := g.dial()
+	_ = g.conn.Close()
+	if err == nil { // else the next call fails, and tries again
+		g.conn = fresh
+	}
 }
 
 func exchange(c *net.UnixConn, r Request, f *os.File, until time.Time) (*Reply, error) {

@@ -22,6 +22,7 @@ import (
 //	set NAME TEXT                 a variable
 //	raise NAME TEXT               an error, which ends the run
 //	sleep MS       stubborn       what an interrupt ends; what only a kill does
+//	await NAME                    until a context of the machine has the variable
 //	die SIGNAL                    the interpreter ends
 //	line JSON                     a result item as it is, for drivers that lie
 //	1+1                           2
@@ -32,6 +33,8 @@ type interpreters struct {
 	mu    sync.Mutex
 	byID  map[string]*interpreter
 	order []*interpreter
+	// set is closed and replaced when a variable is set; nil where nobody has waited for one.
+	set chan struct{}
 }
 
 type interpreter struct {
@@ -454,7 +457,12 @@ func (i *interpreter) line(r *codeRun, line string) bool {
 		name, value, _ := strings.Cut(rest, " ")
 		i.all.mu.Lock()
 		i.variables[name] = value
+		if i.all.set != nil {
+			wake(&i.all.set)
+		}
 		i.all.mu.Unlock()
+	case "await":
+		return i.await(r, rest)
 	case "get":
 		i.all.mu.Lock()
 		value, ok := i.variables[rest]
@@ -486,6 +494,29 @@ func (i *interpreter) line(r *codeRun, line string) bool {
 		return false
 	}
 	return true
+}
+
+// await waits until a context has a variable, and reports whether to go on.
+func (i *interpreter) await(r *codeRun, name string) bool {
+	has := func(other *interpreter) bool { _, ok := other.variables[name]; return ok }
+	for {
+		i.all.mu.Lock()
+		if i.all.set == nil {
+			i.all.set = make(chan struct{})
+		}
+		there, news := slices.ContainsFunc(i.all.order, has), i.all.set
+		i.all.mu.Unlock()
+		if there {
+			return true
+		}
+		select {
+		case <-news:
+		case <-r.interrupt:
+			return i.raise(r, "KeyboardInterrupt", "")
+		case <-r.killed:
+			return false
+		}
+	}
 }
 
 func (i *interpreter) say(r *codeRun, k guestwire.ItemKind, text string) {
