@@ -38,8 +38,7 @@ func (p *place) Close() { p.close() }
 
 // NewPlace implements contexts.Launcher.
 func (l launcher) NewPlace(layout []string, files []*os.File) (contexts.Place, error) {
-	scope := spawn.Scope{Layout: layout, Files: files}
-	t, err := newTree(scope)
+	scope, t, err := l.g.tree(layout, files)
 	if err != nil {
 		closeFiles(files)
 		return nil, errs.Wrap(err, errs.InvalidArgument, "%v", err)
@@ -81,7 +80,7 @@ func (l launcher) Launch(r *guestwire.CreateContext, at contexts.Place, ended fu
 	if noScope {
 		found.pid = child.pid
 	}
-	d.PID, d.Dir, d.User = child.pid, p.info.Dir, p.info.User
+	d.PID, d.Dir, d.User, d.UID = child.pid, p.info.Dir, p.info.User, attr.UID
 	d.Signal = child.signal
 	return d, nil
 }
@@ -166,10 +165,10 @@ func driverExit(e exit) contexts.Exit {
 }
 
 // Ends implements contexts.Launcher.
-func (l launcher) Ends() (*contexts.Driver, []*os.File, error) {
+func (l launcher) Ends(uid uint32) (*contexts.Driver, []*os.File, error) {
 	undo := cleanup.New()
 	defer undo.Run()
-	d, theirs, err := driverEnds(0, undo)
+	d, theirs, err := driverEnds(uid, undo)
 	if err != nil {
 		return nil, nil, err
 	}

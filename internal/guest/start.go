@@ -75,9 +75,11 @@ func (g *Guest) prepare(p *process, r *guestwire.StartProcess, files []*os.File,
 	if err != nil {
 		return nil, nil, err
 	}
-	attr.Scope = spawn.Scope{Layout: r.Scope, Files: files}
-	if p.tree, err = newTree(attr.Scope); err != nil {
+	if attr.Scope, p.tree, err = g.tree(r.Scope, files); err != nil {
 		return nil, nil, errs.Wrap(err, errs.InvalidArgument, "%v", err)
+	}
+	if len(files) == 0 {
+		undo.Add(p.tree.close)
 	}
 	if found, noScope := p.tree.(*descent); noScope {
 		found.mark = p.id

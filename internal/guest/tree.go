@@ -29,6 +29,22 @@ type tree interface {
 // wakes; the scope's owner on the host kills it again then.
 const killLimit = 5 * time.Second
 
+// tree returns the scope and the tree of a process that is to be started: of the files that came with the call, which it takes
+// over, or where there are none and the guest has control groups of its own, of one of these.
+func (g *Guest) tree(layout []string, files []*os.File) (spawn.Scope, tree, error) {
+	scope := spawn.Scope{Layout: layout, Files: files}
+	if len(files) > 0 || g.cfg.Bounds == nil {
+		t, err := newTree(scope)
+		return scope, t, err
+	}
+	own, err := g.cfg.Bounds.NewScope()
+	if err != nil {
+		return scope, nil, err
+	}
+	scope = spawn.Scope{Layout: []string{"kill", "dir"}, Files: []*os.File{own.Kill, own.Dir}}
+	return scope, &scopeV2{kept: kept{files: scope.Files}, killFile: own.Kill, dir: own.Dir, leave: own.Leave}, nil
+}
+
 // newTree returns the tree of a scope, whose files it takes over. Without a scope it is found by
 // parentage.
 func newTree(s spawn.Scope) (tree, error) {
@@ -115,6 +131,14 @@ func (s *scopeV1) kill() error {
 type scopeV2 struct {
 	kept
 	killFile, dir *os.File
+	leave         func() // what is to be done when the files are closed; may be nil
+}
+
+func (s *scopeV2) close() {
+	s.kept.close()
+	if s.leave != nil {
+		s.leave()
+	}
 }
 
 func (s *scopeV2) pids() ([]int, error) {

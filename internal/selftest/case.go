@@ -3,6 +3,7 @@ package selftest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 	"time"
@@ -36,6 +37,8 @@ type Want struct {
 	End string
 	// Not says why the case does not apply to the profile; nothing is run then.
 	Not string
+	// Env is for the script, beside the case's own.
+	Env map[string]string
 }
 
 // Twin names a deliberately weak sandbox.
@@ -81,9 +84,8 @@ type Case struct {
 	// meanwhile, and the sandbox must be usable afterwards.
 	Hostile bool
 
+	// Locked and Standard are what must come of it in the two profiles, but for what Deviations says of a backend.
 	Locked, Standard Want
-	// Others are columns in which a backend differs, by its name and the profile: "gvisor/locked".
-	Others map[string]Want
 	// Check judges what regular expressions can't; it may run more in the sandbox.
 	Check func(ctx context.Context, a *attack) error
 
@@ -94,12 +96,14 @@ type Case struct {
 	TwinSetup  string
 	TwinEnv    map[string]string
 	TwinSpoils bool
-	Untwinned  string
+	// TwinAgain says that a busy machine may make it come out right in the twin, where it is then tried again.
+	TwinAgain bool
+	Untwinned string
 }
 
 // Column is what expectations depend on.
 type Column struct {
-	Isolation string // "" is the server's default
+	Isolation string // "" is namespace
 	Profile   string
 }
 
@@ -115,8 +119,8 @@ type attack struct {
 
 // want returns what must come of the case in a column.
 func (c Case) want(col Column) Want {
-	if w, ok := c.Others[col.Isolation+"/"+col.Profile]; ok {
-		return w
+	if d, ok := c.deviation(col); ok {
+		return d.Want
 	}
 	if col.Profile == "standard" {
 		return c.Standard
@@ -124,8 +128,30 @@ func (c Case) want(col Column) Want {
 	return c.Locked
 }
 
+// Reason says why what must come of the case in a column is not what the case is about, or what another backend gives; ""
+// where there is nothing to say.
+func (c Case) Reason(col Column) string {
+	if d, ok := c.deviation(col); ok {
+		return d.Why
+	}
+	return c.want(col).Not
+}
+
+// NotApplicable reports whether the case is not tried in a column.
+func (c Case) NotApplicable(col Column) bool { return c.want(col).Not != "" }
+
+// deviation returns what differs in a column.
+func (c Case) deviation(col Column) (Deviation, bool) {
+	for _, d := range Deviations() {
+		if d.ID == c.ID && d.Isolation == col.Isolation && (d.Profile == "" || d.Profile == col.Profile) {
+			return d, true
+		}
+	}
+	return Deviation{}, false
+}
+
 // command returns what runs the case.
-func (c Case) command(user string) Command {
+func (c Case) command(user string, more map[string]string) Command {
 	timeout := c.Timeout
 	if timeout == 0 {
 		timeout = 20 * time.Second
@@ -137,7 +163,12 @@ func (c Case) command(user string) Command {
 	if c.AsUser {
 		user = ""
 	}
-	return Command{Argv: argv, Env: c.Env, User: user, TTY: c.TTY, Timeout: timeout}
+	env := maps.Clone(c.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, more)
+	return Command{Argv: argv, Env: env, User: user, TTY: c.TTY, Timeout: timeout}
 }
 
 // judge compares a result with what is wanted.

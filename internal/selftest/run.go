@@ -189,7 +189,7 @@ func Attack(ctx context.Context, c Case, col Column, box Sandbox, scene Scene) (
 	if c.Flow != nil {
 		arrived, asked = scene.Internet.mark()
 	}
-	result, err := box.Run(ctx, c.command(a.user))
+	result, err := box.Run(ctx, c.command(a.user, c.want(col).Env))
 	if err != nil {
 		return result, fmt.Errorf("no result: %w", err)
 	}

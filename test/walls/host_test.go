@@ -13,6 +13,7 @@ import (
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/gvisor"
 	"casemate.dev/internal/isolation/namespace"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/selftest"
@@ -32,12 +33,21 @@ type host struct {
 	t       *testing.T
 	data    string
 	store   *rootfs.Store
-	backend *namespace.Backend
+	backend isolation.Backend
 }
 
 var _ selftest.Target = (*host)(nil)
 
-func newHost(t *testing.T) *host {
+func newHost(t *testing.T) *host { return newHostOf(t, namespaceName) }
+
+// The backends that are tested here.
+const (
+	namespaceName = "namespace"
+	gvisorName    = gvisor.Name
+)
+
+// newHostOf is newHost for one of the backends.
+func newHostOf(t *testing.T, isolation string) *host {
 	t.Helper()
 	testenv.Root(t)
 	run := testenv.RunDir(t)
@@ -53,10 +63,13 @@ func newHost(t *testing.T) *host {
 	})
 	h.backend, err = namespace.New(namespace.Config{
 		ServerID: testenv.ServerID(t), RunDir: filepath.Join(run, "r"), IDDir: filepath.Join(run, "ids"),
-		Guest: testenv.Guest(t), Spares: -1,
+		Guest: testenv.Guest(t), Spares: -1, Cells: isolation == gvisorName,
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if isolation == gvisorName {
+		h.backend = gvisor.New(gvisor.Config{Cells: h.backend, Program: runsc(t)})
 	}
 	t.Cleanup(func() {
 		if _, err := h.backend.Sweep(context.Background(), nil); err != nil {
@@ -67,6 +80,16 @@ func newHost(t *testing.T) *host {
 		}
 	})
 	return h
+}
+
+// runsc is where `make runsc` puts it.
+func runsc(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(testenv.Module(t), ".cache", "runsc", "runsc")
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("run `make runsc` first: %v", err)
+	}
+	return path
 }
 
 // box is a sandbox of this host.

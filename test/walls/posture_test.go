@@ -46,6 +46,44 @@ func TestPosture(t *testing.T) {
 	}
 }
 
+// TestPostureOfGvisor is the same for what serves a sandbox of isolation gvisor: the cell's first process, the gofer, which
+// opens files, and the Sentry, which is the sandbox's kernel.
+func TestPostureOfGvisor(t *testing.T) {
+	h := newHostOf(t, gvisorName)
+	for _, p := range []isolation.Profile{isolation.Locked, isolation.Standard} {
+		t.Run(string(p), func(t *testing.T) {
+			b := h.start(t, p)
+			all, err := b.inst.(isolation.Cell).HostProcesses()
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := map[string]int{}
+			for _, process := range all {
+				if found[process.Name] == 0 {
+					found[process.Name] = process.PID
+				}
+			}
+			for name, of := range map[string]string{"runsc-sandbox": "sentry", "runsc-gofer": "gofer"} {
+				if found[name] == 0 {
+					t.Fatalf("there is no %s: %v", name, found)
+				}
+				compare(t, string(p)+"-gvisor-"+of, b, found[name])
+			}
+			compare(t, string(p)+"-gvisor-cell", b, parentOf(t, found["runsc-gofer"]))
+		})
+	}
+}
+
+// parentOf returns the process that waits for a process: in a cell, its first one.
+func parentOf(t *testing.T, pid int) int {
+	t.Helper()
+	parent, err := strconv.Atoi(status(pid)["PPid"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parent
+}
+
 // TestPostureOfTheHost is the twin: this very process must differ from every snapshot in each group
 // that matters.
 func TestPostureOfTheHost(t *testing.T) {
@@ -240,6 +278,8 @@ func kindOf(path, target string) string {
 		return "control group file " + filepath.Base(target)
 	case strings.HasPrefix(target, "/memfd:"):
 		return "memory file"
+	case target == guestwire.RuntimeRoot, strings.HasPrefix(target, guestwire.RuntimeRoot+"/"):
+		return "the sandbox's files" // which of them differs from run to run: the Sentry keeps some open
 	case strings.HasPrefix(target, "/"):
 		if info, err := os.Stat(path); err == nil && info.Mode().Type() == fs.ModeDir {
 			return "directory " + target

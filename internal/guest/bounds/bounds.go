@@ -1,8 +1,8 @@
 // Package bounds holds a sandbox to its limits where the kernel below has none to hold it to: gVisor's counts
 // processes and memory of control groups, but ends nobody for want of memory.
 //
-// What belongs here: the one control group of all processes of the sandbox, and who dies when it has too much
-// memory. What does not: limits that the host's kernel holds (linux/cgroup); they stand around these, and end
+// What belongs here: the one control group of all processes of the sandbox, those of each in it, and who dies when there is too
+// much memory. What does not: limits that the host's kernel holds (linux/cgroup); they stand around these, and end
 // the whole sandbox.
 package bounds
 
@@ -13,7 +13,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,26 +26,36 @@ import (
 	"casemate.dev/internal/guestwire"
 )
 
-// Group is the control group of all processes of a sandbox. A nil Group holds nothing.
+// Group is the control group of all processes of a sandbox, and has one of its own for each in it. A nil Group holds nothing.
 type Group struct {
-	tasks               [2]*os.File
-	procs, pids, memory *os.File
-	limit, kills        atomic.Int64
-	changed             chan struct{}
+	dir, pids, memory *os.File
+	limit, kills      atomic.Int64
+	changed           chan struct{}
+
+	// mu guards the fields below.
+	mu     sync.Mutex
+	next   int
+	leave  []string // groups in which something may live still
+	closed bool
 }
 
 // New makes the group with its limits. dir is a directory in which nothing lies; nothing will be left in it. The
-// caller must be root of the kernel.
+// caller must be root of the kernel, which must have control groups of version 2.
 func New(dir string, b guestwire.Bounds) (*Group, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.Remove(dir) }()
+	const kind = "cgroup2"
+	if err := unix.Mount(kind, dir, kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return nil, fmt.Errorf("mount control groups: %w", err)
+	}
+	// Files that are open keep working when the mount has gone, and no process can open any more of them.
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
 	g := &Group{changed: make(chan struct{}, 1)}
 	undo := cleanup.New(func() { _ = g.Close() })
 	defer undo.Run()
-	// Hierarchies of their own: that is how gVisor has them already.
-	if err := g.open(dir, "pids", map[string]**os.File{"tasks": &g.tasks[0], "pids.max": &g.pids}); err != nil {
-		return nil, err
-	}
-	memory := map[string]**os.File{"tasks": &g.tasks[1], "cgroup.procs": &g.procs, "memory.usage_in_bytes": &g.memory}
-	if err := g.open(dir, "memory", memory); err != nil {
+	if err := g.open(dir); err != nil {
 		return nil, err
 	}
 	if err := g.Set(b); err != nil {
@@ -53,28 +65,18 @@ func New(dir string, b guestwire.Bounds) (*Group, error) {
 	return g, nil
 }
 
-// open makes the group in one controller's hierarchy and opens files of it. The files keep working when the mount has
-// gone, and no process can open any more of them.
-func (g *Group) open(dir, controller string, files map[string]**os.File) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(dir) }()
-	if err := unix.Mount("cgroup", dir, "cgroup", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, controller); err != nil {
-		return fmt.Errorf("mount control groups of %s: %w", controller, err)
-	}
-	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
+func (g *Group) open(dir string) error {
 	payload := filepath.Join(dir, "payload")
 	if err := os.Mkdir(payload, 0o755); err != nil {
 		return err
 	}
-	for name, to := range files {
-		flag := os.O_RDONLY
-		if name == "tasks" || name == "pids.max" {
-			flag = os.O_WRONLY
-		}
+	for _, f := range []struct {
+		name string
+		to   **os.File
+		flag int
+	}{{"", &g.dir, os.O_RDONLY}, {"pids.max", &g.pids, os.O_WRONLY}, {"memory.current", &g.memory, os.O_RDONLY}} {
 		var err error
-		if *to, err = os.OpenFile(filepath.Join(payload, name), flag, 0); err != nil {
+		if *f.to, err = os.OpenFile(filepath.Join(payload, f.name), f.flag, 0); err != nil {
 			return err
 		}
 	}
@@ -83,8 +85,11 @@ func (g *Group) open(dir, controller string, files map[string]**os.File) error {
 
 // Close closes the group's files.
 func (g *Group) Close() error {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
 	var all []error
-	for _, f := range []*os.File{g.tasks[0], g.tasks[1], g.procs, g.pids, g.memory} {
+	for _, f := range []*os.File{g.dir, g.pids, g.memory} {
 		if f != nil {
 			all = append(all, f.Close())
 		}
@@ -92,8 +97,67 @@ func (g *Group) Close() error {
 	return errors.Join(all...)
 }
 
-// Join returns the files to which a thread writes "0" to be in the group, and with it all that it forks.
-func (g *Group) Join() []*os.File { return g.tasks[:] }
+// Scope is the control group of one process and of all that descends from it, which nothing in it can leave.
+type Scope struct {
+	// Kill ends all that is in it when "1" is written, and Dir is the group, to be born in.
+	Kill, Dir *os.File
+	g         *Group
+	name      string
+}
+
+// NewScope makes a scope. Whoever asked closes its files, and calls Leave then.
+func (g *Group) NewScope() (*Scope, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, os.ErrClosed
+	}
+	g.sweepLocked()
+	g.next++
+	s := &Scope{g: g, name: strconv.Itoa(g.next)}
+	dir := int(g.dir.Fd())
+	if err := unix.Mkdirat(dir, s.name, 0o755); err != nil {
+		return nil, &os.PathError{Op: "mkdirat", Path: s.name, Err: err}
+	}
+	undo := cleanup.New(func() { _ = unix.Unlinkat(dir, s.name, unix.AT_REMOVEDIR) })
+	defer undo.Run()
+	var err error
+	if s.Dir, err = openAt(dir, s.name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		return nil, err
+	}
+	if s.Kill, err = openAt(int(s.Dir.Fd()), "cgroup.kill", unix.O_WRONLY); err != nil {
+		return nil, errors.Join(err, s.Dir.Close())
+	}
+	undo.Release()
+	return s, nil
+}
+
+func openAt(dir int, name string, flags int) (*os.File, error) {
+	fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "openat", Path: name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// Leave removes the scope once nothing lives in it any more.
+func (s *Scope) Leave() {
+	s.g.mu.Lock()
+	defer s.g.mu.Unlock()
+	s.g.leave = append(s.g.leave, s.name)
+	s.g.sweepLocked()
+}
+
+// sweepLocked removes the groups that were left and are empty.
+func (g *Group) sweepLocked() {
+	if g.closed {
+		return
+	}
+	g.leave = slices.DeleteFunc(g.leave, func(name string) bool {
+		err := unix.Unlinkat(int(g.dir.Fd()), name, unix.AT_REMOVEDIR)
+		return err == nil || errors.Is(err, unix.ENOENT)
+	})
+}
 
 // Set changes the limits.
 func (g *Group) Set(b guestwire.Bounds) error {
@@ -148,14 +212,14 @@ func (g *Group) Watch() {
 
 // kill ends the process with the most memory.
 func (g *Group) kill() {
-	b, err := readAll(g.procs)
+	names, err := readNames("/proc")
 	if err != nil {
 		return
 	}
 	worst, most := 0, int64(0)
-	for line := range bytes.SplitSeq(b, []byte("\n")) {
-		pid, err := strconv.Atoi(string(line))
-		if err != nil || pid <= 1 {
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
 		if rss := resident(pid); rss > most {
@@ -167,6 +231,15 @@ func (g *Group) kill() {
 		// Its memory is given back as it dies, which takes until it is scheduled.
 		<-time.After(10 * time.Millisecond)
 	}
+}
+
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return f.Readdirnames(-1)
 }
 
 // resident is a process's memory in pages; 0 where it has ended.

@@ -136,7 +136,7 @@ func (f *forks) fork(all []*interpreter, told func(*interpreter, *running, error
 		if z == nil {
 			err = errs.New(errs.FailedPrecondition, "context %s is not ready to be forked", quote(f.c.id))
 		} else {
-			p.ours, p.files, err = c.set.cfg.Launcher.Ends()
+			p.ours, p.files, err = c.set.cfg.Launcher.Ends(z.d.UID)
 		}
 		if err != nil {
 			c.began(p.d, nil, err)
@@ -174,7 +174,7 @@ func (f *forks) enter(z *running, p *pending, pid int) error {
 	if err != nil {
 		return err
 	}
-	p.ours.PID, p.ours.Dir, p.ours.User = pid, z.d.Dir, z.d.User
+	p.ours.PID, p.ours.Dir, p.ours.User, p.ours.UID = pid, z.d.Dir, z.d.User, z.d.UID
 	k := &forked{f: f, z: z, c: p.c, slot: p.slot, pid: pid}
 	p.ours.Signal = k.signal
 	go k.follow(watch, p.d.ended)

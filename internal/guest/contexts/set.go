@@ -28,8 +28,9 @@ type Exit struct {
 // Driver is a started driver.
 type Driver struct {
 	PID int
-	// Dir and User are what the process got, for ContextInfo.
+	// Dir and User are what the process got, for ContextInfo, and UID is the user's number.
 	Dir, User string
+	UID       uint32
 	// Output and Errors are the nonblocking read ends of its standard streams, Control its socket. Who
 	// gets the Driver closes them.
 	Output, Errors *os.File
@@ -54,9 +55,9 @@ type Launcher interface {
 	NewPlace(layout []string, files []*os.File) (Place, error)
 	// Launch starts a driver. ended is called once when it has ended, and must not block.
 	Launch(r *guestwire.CreateContext, at Place, ended func(Exit)) (*Driver, error)
-	// Ends makes what a fork gets: our ends in a Driver, and the fork's in the order control, output,
-	// errors, which the caller closes.
-	Ends() (*Driver, []*os.File, error)
+	// Ends makes what a fork of the user given gets: our ends in a Driver, and the fork's in the order control,
+	// output, errors, which the caller closes.
+	Ends(uid uint32) (*Driver, []*os.File, error)
 	// Door returns the file that a process writes "0" to, to go to a place by itself; nil where there is
 	// none. It stays the place's.
 	Door(at Place) *os.File

@@ -119,6 +119,9 @@ func (s *setup) buildCell() error {
 	if err := s.fill(root); err != nil {
 		return err
 	}
+	if err := checkTargets(root); err != nil {
+		return err
+	}
 	s.lap("root")
 	stage, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -141,6 +144,21 @@ func (s *setup) buildCell() error {
 	}
 	s.lap("runtime")
 	return os.MkdirAll("/tmp", 0o700) // where a runtime builds its own root
+}
+
+// checkTargets refuses a root in which what the runtime mounts would come to lie elsewhere: runtimes follow links.
+func checkTargets(root int) error {
+	for _, name := range []string{"/dev", "/proc", "/sys", "/tmp"} {
+		fd, err := open(root, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_ = unix.Close(fd)
+	}
+	return nil
 }
 
 // placeProgram mounts a program that was passed at a place of the staging area.

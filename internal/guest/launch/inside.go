@@ -58,24 +58,41 @@ func (s *setup) settleInside() (*spawn.Spawner, error) {
 	if err := unix.Sethostname([]byte(s.launch.Hostname)); err != nil {
 		return nil, fmt.Errorf("set host name: %w", err)
 	}
+	if err := remountInside(s.launch.Suid); err != nil {
+		return nil, err
+	}
 	if err := setLimits(s.launch.Rlimits); err != nil {
 		return nil, err
 	}
-	var join []*os.File
 	if b := s.launch.Bounds; b != nil {
 		var err error
 		if s.bounds, err = bounds.New(groupDir, *b); err != nil {
 			return nil, fmt.Errorf("hold the limits: %w", err)
 		}
-		join = s.bounds.Join()
 	}
-	spawner, err := s.thread.Raise(s.launch.Walls, join)
+	spawner, err := s.thread.Raise(s.launch.Walls, nil)
 	if err != nil {
 		return nil, fmt.Errorf("walls: %w", err)
 	}
 	s.lap("walls")
 	s.reply.Walls, s.reply.Micros = spawner.Applied(), s.micros
 	return spawner, nil
+}
+
+// remountInside gives what can be written the flags that it has in a sandbox without a runtime. The runtime mounts the root
+// without any, and knows no nodev.
+func remountInside(suid bool) error {
+	const inert = unix.MS_NOSUID | unix.MS_NODEV
+	flags := map[string]uintptr{"/": inert, "/tmp": inert, "/dev/shm": inert}
+	if suid {
+		flags["/"] = unix.MS_NODEV
+	}
+	for at, f := range flags {
+		if err := unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|f, ""); err != nil {
+			return fmt.Errorf("remount %s: %w", at, err)
+		}
+	}
+	return nil
 }
 
 // passed is a listener whose connections come as descriptors on a socket.

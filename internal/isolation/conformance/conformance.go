@@ -66,8 +66,6 @@ type Harness struct {
 	// Few runs only the cases that tell most about a backend whose instances are slow to start. The others are for a
 	// run of their own, at night.
 	Few bool
-	// PidsOver is how many processes a backend may let live beyond the limit, since its count lags.
-	PidsOver int
 	// Lacks declares the features that the backend can't have, each with the reason.
 	Lacks map[Feature]string
 }

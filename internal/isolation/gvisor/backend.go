@@ -112,7 +112,9 @@ func globalArgs(s isolation.Spec) []string {
 	return []string{
 		"--root=" + rootDir, "--platform=" + platform, "--network=" + network,
 		"--ignore-cgroups", // the cell has its own
-		"--overlay2=none",  // what is written must lie in the layer that commits read
+		// Of version 1 each controller has a hierarchy of its own, and then six forks of seven pass a limit of pids.
+		"--in-sandbox-cgroup=v2",
+		"--overlay2=none", // what is written must lie in the layer that commits read
 		"--host-uds=none", "--host-fifo=none", "--oci-seccomp=false", "--net-raw=false",
 	}
 }

@@ -19,8 +19,6 @@ func TestGvisorConformance(t *testing.T) {
 		return conformance.Harness{
 			Backend: h.backend(),
 			Few:     os.Getenv(nightly) == "",
-			// Under a limit of 32 up to 50 lived that are forked and execute at once, 34 that only fork.
-			PidsOver: 32,
 			Reopen: func(t *testing.T) isolation.Backend {
 				h := *h
 				h.t = t
