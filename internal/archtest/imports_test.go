@@ -38,6 +38,7 @@ var layers = [...][]string{
 	{"internal/egress/"},
 	{"internal/secret/"},
 	{"internal/journal/"},
+	{"internal/journal/trajectory/"},
 	{"internal/journal/bundle/"},
 	{"internal/journal/tree/"},
 	{"internal/store/"},
@@ -124,7 +125,7 @@ var laws = [...]law{
 	},
 	{
 		from:  []string{"internal/cli/"},
-		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/journal/bundle/", "internal/errs/", "internal/id/"},
+		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/journal/bundle/", "internal/journal/trajectory/", "internal/errs/", "internal/id/"},
 		why:   "the command line talks to the client, as any program does, and to the server only to run it",
 	},
 	{

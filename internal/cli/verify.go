@@ -202,45 +202,6 @@ func (a *app) tellReport(r bundle.Report) error {
 	return nil
 }
 
-func (a *app) journalExportCmd() *cobra.Command {
-	var output string
-	var heads []string
-	cmd := &cobra.Command{
-		Use:   "export [flags] SANDBOX",
-		Short: "Export the record of a sandbox with its proofs",
-		Long: `Write the record of a sandbox as a bundle: its events, the content that they speak of, and the proofs that
-the server's log holds them. "casemate verify" checks it offline. Arguments of processes may be secret: they
-are in the lines that begin with {"body", which may be taken out of a bundle.
-
-With --head the bundle proves that the log still begins as that checkpoint says; where it does not, the log
-was cut or rewritten, and nothing is exported.
-
-Exit codes: 0, or 125 when there is no such sandbox or a head does not fit.`,
-		Example: `  casemate journal export web > web.bundle
-  casemate journal export web --head head -o web.bundle`,
-		Args:              exactly(1, "one sandbox"),
-		ValidArgsFunction: a.completeSandboxes,
-		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-			given, err := readHeads(heads)
-			if err != nil {
-				return err
-			}
-			notes := make([]string, len(given))
-			for i, b := range given {
-				notes[i] = string(b)
-			}
-			if output == "" {
-				return cannot(c.Journal.Export(ctx, args[0], notes, a.stdout), "export the journal of %s", args[0])
-			}
-			err = saveWhole(output, 0o600, func(f io.Writer) error { return c.Journal.Export(ctx, args[0], notes, f) })
-			return cannot(err, "export the journal of %s", args[0])
-		}),
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "write to `FILE`, whole or not at all")
-	cmd.Flags().StringArrayVar(&heads, "head", nil, "a `FILE` with a checkpoint that was given out before (repeatable)")
-	return cmd
-}
-
 func (a *app) journalCheckpointCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "checkpoint",

@@ -186,7 +186,8 @@ func rounds(day, night int) int {
 }
 
 // TestSoakKillLosesNothingAcknowledged kills a recording process with -9, again and again on the same
-// data, and holds the log against the checkpoints and events that were acknowledged.
+// data, and holds the log against the checkpoints and events that were acknowledged. At night that goes on for five
+// minutes, with new data now and then.
 func TestSoakKillLosesNothingAcknowledged(t *testing.T) {
 	if dir := os.Getenv("JOURNAL_SIGNED_CHILD"); dir != "" {
 		recordSignedForever(dir)
@@ -194,8 +195,14 @@ func TestSoakKillLosesNothingAcknowledged(t *testing.T) {
 	dir := t.TempDir()
 	acknowledged := map[string]uint64{}
 	var heads [][]byte
-	for round := range rounds(4, 100) {
-		lines := killAfter(t, dir, 40+rand.IntN(400))
+	total, begun := 0, time.Now()
+	night := rounds(0, 1) == 1
+	for round := 0; round < 4 || night && time.Since(begun) < 5*time.Minute; round++ {
+		if round > 0 && round%20 == 0 {
+			dir, acknowledged, heads = t.TempDir(), map[string]uint64{}, nil
+		}
+		lines := killAfter(t, dir, 40+rand.IntN(rounds(400, 4000)))
+		total += len(lines)
 		for _, l := range lines {
 			var s, head string
 			var n uint64
@@ -232,6 +239,9 @@ func TestSoakKillLosesNothingAcknowledged(t *testing.T) {
 		}
 		if err := db.Close(); err != nil {
 			t.Fatal(err)
+		}
+		if night {
+			t.Logf("round %d: %d acknowledged so far", round, total)
 		}
 	}
 }

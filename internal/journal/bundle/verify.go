@@ -517,3 +517,24 @@ func (v *verifier) proved(h tree.Head) bool {
 	}
 	return false
 }
+
+// Read calls each with every line of a bundle, in order, without verifying anything.
+func Read(in io.Reader, each func(Line) error) error {
+	lines := bufio.NewReaderSize(in, 64<<10)
+	for n := 1; ; n++ {
+		b, err := readLine(lines)
+		if errors.Is(err, io.EOF) && len(b) == 0 {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read line %d of the bundle: %w", n, err)
+		}
+		l, err := parseLine(b)
+		if err != nil {
+			return fmt.Errorf("line %d of the bundle: %w", n, err)
+		}
+		if err := each(l); err != nil {
+			return err
+		}
+	}
+}
