@@ -62,6 +62,14 @@ func TestTellEvent(t *testing.T) {
 			"← a.test:443 closed (1 KiB sent, 2 KiB received)",
 		},
 		{
+			"closed, summed up", `{"type":"network.closed","actor":"server","facts":{"server":{"target":"a.test:443","count":40,"sent":1024,"received":2048}}}`,
+			"← a.test:443 closed 40 times (1 KiB sent, 2 KiB received)",
+		},
+		{
+			"cut", `{"type":"network.cut","actor":"server","facts":{"server":{"target":"a.test:443","verdict":{"allow":false,"reason":"no rule allows a.test:443"}}}}`,
+			"✗ a.test:443 cut: no rule allows a.test:443",
+		},
+		{
 			"redacted", `{"type":"body.redacted","actor":"key_b","facts":{"server":{"event":7,"names":["guest.stdout","server.argv"],"reason":"a password"}}}`,
 			"redacted: guest.stdout, server.argv of event 7 by key_b (a password)",
 		},

@@ -14,20 +14,17 @@ func tellNetwork(e *client.Event, what string) story {
 	if p := said(e, "proto"); p != "" && p != "tcp" {
 		target = p + " " + target
 	}
-	count := ""
-	if n := number(e, "count"); n > 1 {
-		count = fmt.Sprintf("%.0f times", n)
-	}
+	count := timesText(e)
 	switch what {
 	case "opened":
-		return story{words("→ "+target, paren(valueText(verdict["rule"]))), plain}
+		return story{words("→ "+target, count, paren(valueText(verdict["rule"]))), plain}
 	case "closed":
 		sizes := fmt.Sprintf("%s sent, %s received", formatSize(int64(number(e, "sent"))), formatSize(int64(number(e, "received"))))
-		return story{words("← "+target, "closed", paren(sizes)), plain}
+		return story{words("← "+target, "closed", count, paren(sizes)), plain}
 	case "refused":
 		return story{words("✗ "+target, "refused:", orDash(valueText(verdict["reason"])), count), yellow}
 	case "cut":
-		return story{words("✗ "+target, "cut:", orDash(said(e, "note"))), yellow}
+		return story{words("✗ "+target, "cut:", orDash(valueText(verdict["reason"])), count), yellow}
 	case "request":
 		st := plain
 		if number(e, "status") >= 400 {
@@ -36,6 +33,14 @@ func tellNetwork(e *client.Event, what string) story {
 		return story{words("→ "+target, said(e, "method"), said(e, "path"), said(e, "status")), st}
 	}
 	return story{words("network", what, paren(allFacts(e))), plain}
+}
+
+// timesText tells how many events one is; "" where it is one.
+func timesText(e *client.Event) string {
+	if n := number(e, "count"); n > 1 {
+		return fmt.Sprintf("%.0f times", n)
+	}
+	return ""
 }
 
 // tellBody tells of content that was erased.

@@ -10,7 +10,7 @@ import (
 func tellSecret(e *client.Event, what, by string) story {
 	switch what {
 	case "used":
-		return story{words("secret", orDash(said(e, "note")), "used at", orDash(said(e, "target")), paren(words(said(e, "method"), said(e, "path")))), plain}
+		return story{words("secret", orDash(said(e, "note")), "used at", orDash(said(e, "target")), timesText(e), paren(words(said(e, "method"), said(e, "path")))), plain}
 	case "misplaced":
 		return story{words("placeholder left in", said(e, "note"), "on a request to", orDash(said(e, "target"))), yellow}
 	case "masked":
@@ -38,5 +38,5 @@ func tellModel(e *client.Event, what, by string) story {
 	if number(e, "status") >= 400 {
 		style = yellow
 	}
-	return story{words("model", orDash(said(e, "provider")), said(e, "model"), "asked:", said(e, "status"), paren(tokens)), style}
+	return story{words("model", orDash(said(e, "provider")), said(e, "model"), "asked:", said(e, "status"), timesText(e), paren(tokens)), style}
 }
