@@ -70,7 +70,14 @@ func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.Cont
 		if !runID(info.ID) {
 			continue
 		}
-		r, _ := c.enterRun(Principal{ID: "server"}, info.ID)
+		r, fresh, err := c.enterRun(Principal{ID: "server"}, info.ID)
+		if err != nil || !fresh {
+			continue // a guest that was taken over says strange things
+		}
+		b.mu.Lock()
+		r.recorded = true
+		b.mu.Unlock()
+		close(r.handed)
 		name := [2]string{c.id, info.ID}
 		switch {
 		case info.End == RunNone:

@@ -25,12 +25,15 @@ type codeRun struct {
 	id    string
 	c     *codeContext
 	actor string
-	ended chan struct{} // closed once its end is recorded
-	once  sync.Once
+	// handed is closed once the guest has answered for it, and that it was handed over is recorded, where it was.
+	handed chan struct{}
+	ended  chan struct{} // closed once its end is recorded
+	once   sync.Once
 
 	// What follows is guarded by box.mu.
-	info    guestwire.RunInfo
-	watched bool
+	info     guestwire.RunInfo
+	recorded bool // its start is
+	watched  bool
 }
 
 // keepRuns is how many runs of a context are kept; the guest keeps about as many.
@@ -136,13 +139,19 @@ func (m *Manager) contextFor(ctx context.Context, p Principal, b *box, s CodeSpe
 const defaultLanguage = "python"
 
 // enterRun makes the entry of a run, or finds the one of that id.
-func (c *codeContext) enterRun(p Principal, runID string) (r *codeRun, fresh bool) {
+func (c *codeContext) enterRun(p Principal, runID string) (r *codeRun, fresh bool, err error) {
 	c.box.mu.Lock()
 	defer c.box.mu.Unlock()
 	if r := c.runs[runID]; r != nil {
-		return r, false
+		return r, false, nil
 	}
-	r = &codeRun{id: runID, c: c, actor: p.actor(c.box.id), ended: make(chan struct{}), info: guestwire.RunInfo{ID: runID, Context: c.id}}
+	if c.left {
+		return nil, false, c.lostLocked()
+	}
+	r = &codeRun{
+		id: runID, c: c, actor: p.actor(c.box.id), handed: make(chan struct{}), ended: make(chan struct{}),
+		info: guestwire.RunInfo{ID: runID, Context: c.id},
+	}
 	c.runs[runID] = r
 	c.order = append(c.order, r)
 	for i := 0; len(c.order) > keepRuns+guestwire.MaxQueued && i < len(c.order); {
@@ -153,7 +162,7 @@ func (c *codeContext) enterRun(p Principal, runID string) (r *codeRun, fresh boo
 		}
 		i++
 	}
-	return r, true
+	return r, true, nil
 }
 
 func (c *codeContext) leaveRun(r *codeRun) {
@@ -169,7 +178,10 @@ func (c *codeContext) leaveRun(r *codeRun) {
 
 // runCode is the short way: hand-over, items and end on one connection to the guest.
 func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s CodeSpec, sink CodeSink, with ...store.Write) (CodeRun, error) {
-	r, fresh := c.enterRun(p, s.ID)
+	r, fresh, err := c.enterRun(p, s.ID)
+	if err != nil {
+		return CodeRun{}, err
+	}
 	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
@@ -183,13 +195,18 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	if err != nil {
 		if fresh && refusal(err) {
 			c.leaveRun(r)
-		} else if fresh {
+			close(r.handed)
+		} else if fresh { // neither yes nor no
+			m.recordRun(r, s, nil)
 			m.watchRun(r)
 		}
 		return CodeRun{}, err
 	}
 	defer stream.Close()
-	if fresh && !info.Attached {
+	switch {
+	case fresh && info.Attached: // it was there before, and its end is recorded
+		close(r.handed)
+	case fresh:
 		m.recordRun(r, s, with)
 	}
 	out := r.told(info)
@@ -404,6 +421,7 @@ func (m *Manager) awaitRun(r *codeRun) {
 // runEnded records the end of a run and returns the run with it. It happens once; others who call it
 // wait for that. h is what it said; nil: that is asked for.
 func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo, h *transcript) CodeRun {
+	<-r.handed
 	r.once.Do(func() {
 		info = believedRun(info)
 		info.ID, info.Context, info.Attached = r.id, r.c.id, false
@@ -413,8 +431,13 @@ func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo, h *transcript) Co
 		if info.Driver == EndSignaled && info.Signal == 9 {
 			info.Driver = m.driverEnd(r.c, info.Driver)
 		}
-		m.recordRunEnd(r, info, h)
 		b := r.c.box
+		b.mu.Lock()
+		recorded := r.recorded
+		b.mu.Unlock()
+		if recorded {
+			m.recordRunEnd(r, info, h)
+		}
 		b.mu.Lock()
 		r.info = info
 		b.mu.Unlock()
@@ -457,8 +480,11 @@ func (m *Manager) endContexts(b *box) {
 	all := slices.Collect(maps.Values(b.codes))
 	b.mu.Unlock()
 	for _, c := range all {
+		scope := c.takeOut() // first, so that no run begins any more
 		m.endRuns(c, RunStopped)
-		c.drop()
+		if scope != nil {
+			_ = scope.Close() // what is left of it goes with the sandbox
+		}
 	}
 }
 
@@ -613,6 +639,10 @@ func (m *Manager) recordRun(r *codeRun, s CodeSpec, with []store.Write) {
 		Env: names(s.Env), TimeoutMS: s.Timeout.Milliseconds(), Fresh: s.Fresh,
 	}), journal.Server, "code", []byte(s.Code))
 	e.Sandbox = r.c.box.id
+	defer close(r.handed) // only now: its end must not be recorded before its start
+	r.c.box.mu.Lock()
+	r.recorded = true
+	r.c.box.mu.Unlock()
 	if len(with) == 0 {
 		m.journal.Post(e)
 	} else if _, err := m.journal.Record(m.ctx, e, with...); err != nil {

@@ -36,6 +36,7 @@ type codeContext struct {
 	over int64
 	end  guestwire.ContextInfo
 	gone bool // deleted
+	left bool // taken out of the box: nothing begins in it
 }
 
 // scopePrefix begins the names of contexts' control groups, which stand beside those of processes.
@@ -203,8 +204,11 @@ func (m *Manager) startContext(ctx context.Context, c *codeContext, s CodeContex
 	}
 	info = believedContext(info)
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c.left { // the sandbox ended meanwhile
+		return c.lostLocked()
+	}
 	c.info = info
-	b.mu.Unlock()
 	m.recordContext(c, journal.ContextCreated, c.actor, contextFacts{
 		Context: c.id, Language: d.Language, Dir: s.Dir, User: s.User, Env: names(s.Env), Imports: s.imports,
 	}, info)
@@ -357,11 +361,22 @@ func (m *Manager) RestartContext(ctx context.Context, p Principal, ref, contextI
 	}
 	info = believedContext(info)
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c.left {
+		return CodeContext{}, c.lostLocked()
+	}
 	c.info = info
-	b.mu.Unlock()
 	m.recordContext(c, journal.ContextRestarted, p.actor(b.id), contextFacts{Context: c.id, Language: info.Language}, info)
 	m.background(func() { m.watchContext(c, info.Starts) })
-	return c.snapshot(), nil
+	return c.snapshotLocked(), nil
+}
+
+// lostLocked is why nothing can begin in a context that was taken out of its box.
+func (c *codeContext) lostLocked() error {
+	if s := c.box.sb.State; s != Running {
+		return &TransitionError{ID: c.box.id, From: s}
+	}
+	return errs.New(errs.NotFound, "no context %s in sandbox %s any more", quote(c.id), c.box.id)
 }
 
 // DeleteContext ends a context and everything that descends from its interpreter.
@@ -386,6 +401,11 @@ func (m *Manager) DeleteContext(ctx context.Context, p Principal, ref, contextID
 	}
 	m.endRuns(c, guestwire.RunCanceled)
 	c.drop()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sb.State == Stopped {
+		return nil // which is recorded, and nothing comes after it
+	}
 	m.recordContext(c, journal.ContextEnded, p.actor(b.id), contextFacts{Context: c.id, Reason: "deleted"}, guestwire.ContextInfo{})
 	return nil
 }
@@ -455,6 +475,10 @@ func (m *Manager) contextEnded(c *codeContext, starts int64, info guestwire.Cont
 		e = e.With(journal.Kernel, kernelEndFacts{OOMKills: kills})
 	}
 	e.Sandbox = b.id
-	m.journal.Post(e)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sb.State != Stopped { // else the end is recorded, and nothing comes after it
+		m.journal.Post(e)
+	}
 	return info.End
 }

@@ -379,7 +379,7 @@ func (c *codeContext) takeOut() isolation.Scope {
 	if c.box.codes[c.id] == c {
 		delete(c.box.codes, c.id)
 	}
-	c.gone = true
+	c.gone, c.left = true, true
 	scope := c.scope
 	c.scope = nil
 	return scope
