@@ -6,6 +6,9 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
+# It compares classes of two copies of the SDK, where that of the registry stands in for the source.
+NOT_COUNTED = {"sandbox/fork.test.ts > fork with count lower than 1 fails"}
+
 
 def js(report):
     """The outcomes of a report of vitest, by file and name; tests that share a name are counted one by one."""
@@ -14,6 +17,8 @@ def js(report):
         name = f["name"].split("/tests/", 1)[1]
         for a in f["assertionResults"]:
             key = f"{name} > {a['fullName']}"
+            if key in NOT_COUNTED:
+                continue
             seen[key] += 1
             out[f"{key} #{seen[key]}"] = a["status"]
         if f["status"] == "failed" and not f["assertionResults"]:
