@@ -36,7 +36,7 @@ Exit codes: 0, or 125 when it could not be imported.`,
 			}
 			defer func() { _ = in.Close() }()
 			bar := a.newProgress()
-			img, warnings, err := c.Images.Import(ctx, &shownReader{r: in, size: size, bar: bar}, name)
+			img, warnings, err := c.Images.Import(ctx, &shownReader{r: in, size: size, bar: bar, step: "send", after: "unpack"}, name)
 			bar.done()
 			if err != nil {
 				return cannot(err, "import %s", args[0])
@@ -82,6 +82,8 @@ type shownReader struct {
 	n    int64
 	size int64
 	bar  *progress
+	// step is what is done with it, and after what follows once all is read.
+	step, after string
 }
 
 // Read implements io.Reader.
@@ -90,11 +92,11 @@ func (s *shownReader) Read(p []byte) (int, error) {
 	s.n += int64(n)
 	switch {
 	case s.size > 0 && s.n >= s.size, err != nil:
-		s.bar.update("unpack", -1, "")
+		s.bar.update(s.after, -1, "")
 	case s.size > 0:
-		s.bar.update("send", float64(s.n)/float64(s.size), formatSize(s.n)+" of "+formatSize(s.size))
+		s.bar.update(s.step, float64(s.n)/float64(s.size), formatSize(s.n)+" of "+formatSize(s.size))
 	default:
-		s.bar.update("send", -1, formatSize(s.n))
+		s.bar.update(s.step, -1, formatSize(s.n))
 	}
 	return n, err
 }
@@ -146,7 +148,7 @@ Exit codes: 0, or 125 when it could not be written.`,
 
 // saveArchive writes an archive to a file, which is there whole or not at all, or to standard output.
 func (a *app) saveArchive(in io.Reader, path string, bar *progress) (int64, error) {
-	shown := &shownReader{r: in, bar: bar}
+	shown := &shownReader{r: in, bar: bar, step: "write", after: "write"}
 	if path == "-" {
 		return io.Copy(a.stdout, shown)
 	}

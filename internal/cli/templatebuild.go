@@ -272,7 +272,9 @@ func (a *app) sendFiles(ctx context.Context, c *client.Client, dir string, f *bu
 		_ = out.CloseWithError(err)
 		packed <- err
 	}()
-	name, err := c.Builds.Upload(ctx, "", in)
+	bar := a.newProgress()
+	name, err := c.Builds.Upload(ctx, "", &shownReader{r: in, bar: bar, step: "send files", after: "check files"})
+	bar.done()
 	_ = in.CloseWithError(io.ErrClosedPipe)
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return "", perr
