@@ -352,6 +352,8 @@ func (a *app) showDifference(d *client.BuildDifference, files bool) error {
 			fmt.Fprintf(a.stdout, "%s %s: %s\n", paint("+", green, color), text, clean(to))
 		case to == "":
 			fmt.Fprintf(a.stdout, "%s %s: %s\n", paint("-", red, color), text, clean(from))
+		case from == to:
+			fmt.Fprintf(a.stdout, "%s %s: %s, with other files\n", paint("~", yellow, color), text, clean(to))
 		default:
 			fmt.Fprintf(a.stdout, "%s %s: %s -> %s\n", paint("~", yellow, color), text, clean(from), clean(to))
 		}

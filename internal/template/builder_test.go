@@ -57,6 +57,42 @@ func TestBuildBySteps(t *testing.T) {
 	}
 }
 
+// TestDiff: two builds differ in what their steps set.
+func TestDiff(t *testing.T) {
+	s, ctx := newWorld(t).serve(), t.Context()
+	docker := func(text string) Request {
+		return Request{Name: "web", Dockerfile: &Dockerfile{Text: "FROM base\n" + text}}
+	}
+	one := docker("ENV A=1 SAME=x\nLABEL who=me\nCMD [\"a\"]\nWORKDIR /home/user\nHEALTHCHECK CMD true")
+	two := docker("ENV A=2 SAME=x B=3\nCMD [\"a\", \"b\"]\nUSER root\nWORKDIR /home/user\nSTOPSIGNAL INT")
+	two.Limits = sandbox.Limits{MemoryBytes: 1 << 30}
+	a, b := s.build(alice, one), s.build(alice, two)
+	d, err := s.Diff(ctx, alice, a.ID, b.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range d.Settings {
+		if c.Name == "healthcheck" {
+			c.From, c.To = "", ""
+		}
+		got = append(got, fmt.Sprintf("%s: %s -> %s", c.Name, c.From, c.To))
+	}
+	want := []string{
+		`cmd: ["a"] -> ["a" "b"]`, "env A: 1 -> 2", "env B:  -> 3", "healthcheck:  -> ", "label who: me -> ", "limit memory:  -> 1073741824",
+		"stopsignal:  -> INT", "user: user -> root",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if d, err := s.Diff(ctx, alice, "web", b.ID); err != nil || len(d.Settings)+len(d.Files)+len(d.Packages) != 0 {
+		t.Errorf("the newest and itself: %+v, %v", d, err)
+	}
+	if _, err := s.Diff(ctx, bob, a.ID, b.ID); !errs.Is(err, errs.NotFound) {
+		t.Errorf("another's: %v", err)
+	}
+}
+
 func TestStepsAreKept(t *testing.T) {
 	s := newWorld(t).serve()
 	steps := func(last string) Request {

@@ -2,8 +2,10 @@ package template
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"casemate.dev/internal/errs"
@@ -21,7 +23,8 @@ type Difference struct {
 
 // SettingChange is a setting that differs.
 type SettingChange struct {
-	// Name is "env NAME", "label NAME", user, dir, entrypoint, cmd, exposed, start or ready.
+	// Name is "env NAME", "label NAME", user, dir, entrypoint, cmd, exposed, volumes, shell, stopsignal, healthcheck,
+	// onbuild, "limit NAME", start or ready.
 	Name, From, To string
 }
 
@@ -81,9 +84,24 @@ func settingsOf(b Build) map[string]string {
 		}
 		return fmt.Sprintf("%q", list)
 	}
+	whole := func(v any) string {
+		text, _ := json.Marshal(v) // plain data: can't fail
+		return strings.TrimPrefix(string(text), "null")
+	}
 	out := map[string]string{
-		"user": b.User, "dir": b.Dir, "entrypoint": quoted(b.Image.Entrypoint), "cmd": quoted(b.Image.Cmd),
+		"shell": quoted(b.Image.Shell), "stopsignal": b.Image.StopSignal, "healthcheck": whole(b.Image.Healthcheck),
+		"onbuild": quoted(b.Image.OnBuild),
+		"user":    b.User, "dir": b.Dir, "entrypoint": quoted(b.Image.Entrypoint), "cmd": quoted(b.Image.Cmd),
 		"exposed": strings.Join(b.Image.Exposed, " "), "volumes": strings.Join(b.Image.Volumes, " "), "start": b.Start, "ready": b.Ready,
+	}
+	l := b.Limits
+	for name, n := range map[string]float64{
+		"memory": float64(l.MemoryBytes), "cpus": l.CPUs, "pids": float64(l.Pids), "open files": float64(l.OpenFiles),
+		"disk": float64(l.DiskBytes), "inodes": float64(l.Inodes),
+	} {
+		if n != 0 { // else the server's
+			out["limit "+name] = strconv.FormatFloat(n, 'f', -1, 64)
+		}
 	}
 	for _, kv := range b.Env {
 		name, value, _ := strings.Cut(kv, "=")
