@@ -183,5 +183,6 @@ generate: $(TOOLS)/.stamp ## Generate code and the OpenAPI document from proto/,
 	$(MAKE) docs
 
 .PHONY: docs
-docs: ## Write the CLI reference, docs/cli
+docs: ## Write the CLI reference, docs/cli, and the catalogue of events, docs/events.md
 	go run ./cmd/casemate docs docs/cli
+	UPDATE_DOCS=1 go test -count=1 -run TestEventsPage ./docs

@@ -209,6 +209,8 @@ const (
 )
 
 // Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.
+//
+//casemate:facts server network.opened network.closed network.refused network.cut network.request secret.used secret.misplaced model.used = -sandbox,time,type
 type Event struct {
 	Sandbox string         `json:"sandbox,omitempty"`
 	Time    time.Time      `json:"time,omitzero"`

@@ -140,6 +140,8 @@ type Capability struct {
 }
 
 // Applied is what was really put in place for one instance. Nothing in it is a plan or a wish.
+//
+//casemate:facts server sandbox.started
 type Applied struct {
 	Backend string  `json:"backend"`
 	Profile Profile `json:"profile"`

@@ -13,6 +13,8 @@ import (
 )
 
 // redactedFacts are the server's facts of body.redacted.
+//
+//casemate:facts server body.redacted
 type redactedFacts struct {
 	Event  uint64   `json:"event"` // its counter
 	Names  []string `json:"names"` // observer and fact of each body
@@ -129,6 +131,8 @@ const (
 )
 
 // expiredFacts are the server's facts of bodies.expired.
+//
+//casemate:facts server bodies.expired
 type expiredFacts struct {
 	Bodies int       `json:"bodies"`
 	Bytes  int64     `json:"bytes"`

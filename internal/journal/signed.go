@@ -162,6 +162,8 @@ func (r *recovery) run() (err error) {
 }
 
 // begunFacts are the server's facts of journal.begun.
+//
+//casemate:facts server journal.begun
 type begunFacts struct {
 	// Imported is how many events were there before the log: it proves them from now on only.
 	Imported int64 `json:"imported,omitempty"`
@@ -265,6 +267,8 @@ func (r *recovery) fill(stream string, seq uint64, at int64) error {
 }
 
 // gapFacts are the server's facts of a gap.
+//
+//casemate:facts server gap
 type gapFacts struct {
 	Missing Type   `json:"missing,omitempty"` // the type of the one event that is missing, where that is known
 	Reason  string `json:"reason"`

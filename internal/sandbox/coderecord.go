@@ -6,6 +6,8 @@ import (
 )
 
 // contextFacts are the server's facts of the events about contexts.
+//
+//casemate:facts server context.created context.restarted context.ended
 type contextFacts struct {
 	Context  string   `json:"context"`
 	Language string   `json:"language,omitempty"`
@@ -19,6 +21,8 @@ type contextFacts struct {
 }
 
 // contextSaidFacts are the guest's facts of context.created and context.restarted.
+//
+//casemate:facts guest context.created context.restarted
 type contextSaidFacts struct {
 	PID     int    `json:"pid"`
 	Version string `json:"version,omitempty"`
@@ -28,6 +32,8 @@ type contextSaidFacts struct {
 }
 
 // contextEndFacts are the guest's facts of context.ended.
+//
+//casemate:facts guest context.ended
 type contextEndFacts struct {
 	End    End `json:"end"`
 	Code   int `json:"code,omitempty"`
@@ -35,6 +41,8 @@ type contextEndFacts struct {
 }
 
 // runFacts are the server's facts of run.started, beside the code, which is a body: it may hold secrets.
+//
+//casemate:facts server run.started
 type runFacts struct {
 	Context   string   `json:"context"`
 	Run       string   `json:"run"`
@@ -46,6 +54,8 @@ type runFacts struct {
 
 // runEndFacts are the server's facts of run.ended; End and Driver are set where it was the server, not
 // the guest, who knew.
+//
+//casemate:facts server run.ended
 type runEndFacts struct {
 	Context string `json:"context"`
 	Run     string `json:"run"`
@@ -56,6 +66,8 @@ type runEndFacts struct {
 }
 
 // runSaidFacts are the guest's facts of run.ended.
+//
+//casemate:facts guest run.ended
 type runSaidFacts struct {
 	End        RunEnd `json:"end"`
 	Count      int64  `json:"count,omitempty"`

@@ -634,6 +634,7 @@ func names(env map[string]string) []string { return slices.Sorted(maps.Keys(env)
 
 // recordRun records that a run was handed to the guest.
 func (m *Manager) recordRun(r *codeRun, s CodeSpec, with []store.Write) {
+	//casemate:fact server run.started code body
 	e := r.c.box.keeping(RecordContent, event(journal.RunStarted, r.actor, runFacts{
 		Context: r.c.id, Run: r.id, Language: r.c.snapshot().Language,
 		Env: names(s.Env), TimeoutMS: s.Timeout.Milliseconds(), Fresh: s.Fresh,

@@ -139,6 +139,8 @@ func (m *Manager) MakeCommit(ctx context.Context, p Principal, ref string, o Com
 }
 
 // committedFacts are the server's facts of commit.made.
+//
+//casemate:facts server commit.made
 type committedFacts struct {
 	Commit    string `json:"commit"`
 	Parent    string `json:"parent,omitempty"`

@@ -193,6 +193,8 @@ func (m *Manager) ListCommits(ctx context.Context, p Principal, q CommitQuery) (
 }
 
 // tagFacts are the server's facts of commit.tagged.
+//
+//casemate:facts server commit.tagged
 type tagFacts struct {
 	Commit  string `json:"commit"`
 	Tag     string `json:"tag"`
@@ -265,6 +267,7 @@ func (m *Manager) dropCommit(ctx context.Context, actor string, c Commit, old bo
 			return false, nil
 		}
 	}
+	//casemate:fact server commit.dropped commit text
 	e := event(journal.CommitDropped, actor, map[string]string{"commit": c.ID})
 	e.Sandbox = c.Sandbox
 	_, err := m.journal.Record(ctx, e, store.DropCommit(c.ID, old))

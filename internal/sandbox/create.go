@@ -282,6 +282,10 @@ func (m *Manager) started(b *box, p Principal, began time.Time) (journal.Pending
 	up := event(journal.SandboxStarted, "", s.Applied)
 	up.Sandbox = b.id
 	m.journal.Enqueue(up)
+	//casemate:fact server sandbox.claimed name text its host name
+	//casemate:fact server sandbox.claimed user text
+	//casemate:fact server sandbox.claimed dir text
+	//casemate:fact server sandbox.claimed total_us number how long its start took
 	running := m.becomeLocked(b, Running, event(journal.SandboxClaimed, p.ID, map[string]any{
 		"name": b.name, "user": s.Spec.User, "dir": s.Spec.Dir, "total_us": s.Timings["total"].Microseconds(),
 	}))

@@ -106,6 +106,8 @@ type Verified struct {
 func (v Verified) Intact() bool { return v.Recorded == "" || v.Recorded == v.Digest }
 
 // verifiedFacts are the server's facts of commit.verified.
+//
+//casemate:facts server commit.verified
 type verifiedFacts struct {
 	Commit   string `json:"commit"`
 	Digest   string `json:"digest"`

@@ -64,6 +64,8 @@ func (m *Manager) Files(ctx context.Context, p Principal, ref string) (*Files, e
 }
 
 // fileFacts are the server's facts of a file event: what was asked for, and how much went over.
+//
+//casemate:facts server file.written file.read file.removed file.moved file.mode directory.made
 type fileFacts struct {
 	Path   string `json:"path"`
 	To     string `json:"to,omitempty"`
@@ -75,6 +77,8 @@ type fileFacts struct {
 }
 
 // fileResult are the guest's facts of a file event: what it says came of it.
+//
+//casemate:facts guest file.written file.read file.moved file.mode directory.made
 type fileResult struct {
 	Path string `json:"path"`
 	Size int64  `json:"size"`
@@ -96,6 +100,7 @@ func octal(mode uint32) string { return "0" + strconv.FormatUint(uint64(mode), 8
 
 // with adds the content that went over to an event.
 func (f *Files) with(e journal.Event, k *journal.Keeper) journal.Event {
+	//casemate:fact server file.written,file.read content body
 	return e.WithKept(journal.Server, "content", k)
 }
 

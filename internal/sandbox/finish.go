@@ -48,6 +48,8 @@ func (m *Manager) await(pr *proc) {
 }
 
 // endedFacts are the facts of process.ended: the guest's.
+//
+//casemate:facts guest process.ended
 type endedFacts struct {
 	End      End    `json:"end"`
 	Code     *int   `json:"code,omitempty"` // only where it was seen
@@ -64,6 +66,8 @@ type endedFacts struct {
 }
 
 // serverEndFacts are the server's facts of process.ended.
+//
+//casemate:facts server process.ended
 type serverEndFacts struct {
 	DurationMS int64 `json:"duration_ms"`
 	// End is set where it was the server, not the guest, who knew: sandbox_stopped, lost, oom_killed.
@@ -75,6 +79,8 @@ type serverEndFacts struct {
 }
 
 // kernelEndFacts are the kernel's facts of process.ended.
+//
+//casemate:facts kernel process.ended context.ended conflict
 type kernelEndFacts struct {
 	OOMKills int64 `json:"oom_kills"` // in the sandbox since it was last looked
 }
@@ -116,6 +122,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Pr
 	server.Unread = h == nil && info.Bytes > 0
 	e := event(journal.ProcessEnded, pr.actor, server)
 	e.Sandbox, e.Process = b.id, pr.id
+	//casemate:fact server process.ended stdin body what it was given later
 	if stdin != nil {
 		e = e.WithKept(journal.Server, "stdin", stdin)
 	}
@@ -157,6 +164,7 @@ func believed(i guestwire.ProcessInfo) End {
 
 // conflict records that a guest said of an end what can't be so.
 func (m *Manager) conflict(pr *proc, said End, kills int64) {
+	//casemate:fact guest conflict end text what it said of an end that can't be so
 	e := journal.Event{Sandbox: pr.box.id, Process: pr.id, Type: journal.Conflict, Actor: "server"}.
 		With(journal.Guest, map[string]string{"end": cut(string(said))}).
 		With(journal.Kernel, kernelEndFacts{OOMKills: kills})
@@ -168,6 +176,9 @@ func (m *Manager) degraded(pr *proc, kills int64) {
 	pr.box.mu.Lock()
 	limit := pr.box.sb.Spec.Limits.MemoryBytes
 	pr.box.mu.Unlock()
+	//casemate:fact kernel sandbox.degraded limit text memory
+	//casemate:fact kernel sandbox.degraded memory_bytes number
+	//casemate:fact kernel sandbox.degraded oom_kills number
 	e := journal.Event{Sandbox: pr.box.id, Process: pr.id, Type: journal.SandboxDegraded, Actor: "server"}.
 		With(journal.Kernel, map[string]any{"limit": "memory", "memory_bytes": limit, "oom_kills": kills})
 	m.journal.Post(e)

@@ -111,6 +111,8 @@ func forkSpec(c Commit, o ForkOptions, i int) Spec {
 }
 
 // forkedFacts are the server's facts of sandbox.forked.
+//
+//casemate:facts server sandbox.forked
 type forkedFacts struct {
 	Commit    string   `json:"commit"`
 	Sandboxes []string `json:"sandboxes"`
@@ -249,6 +251,8 @@ func (m *Manager) replaceFiles(ctx context.Context, b *box, actor, commit string
 	from := b.sb.Head
 	b.body.Plan, b.body.Checkout, b.sb.Head = plan, "", commit
 	b.sb.Spec.Commit = commit
+	//casemate:fact server sandbox.checkout commit text
+	//casemate:fact server sandbox.checkout from text what its files were last committed to
 	done := m.saveLocked(b, event(journal.SandboxCheckout, actor, map[string]string{"commit": commit, "from": from}))
 	b.mu.Unlock()
 	_, err = done.Wait()

@@ -182,6 +182,7 @@ func (m *Manager) DialPort(ctx context.Context, p Principal, ref string, port in
 		m.done(b)
 		return nil, cause(dctx, err)
 	}
+	//casemate:fact server port.dialed port number
 	e := event(journal.PortDialed, p.ID, map[string]int{"port": port})
 	e.Sandbox = b.id
 	m.journal.Post(e)

@@ -342,6 +342,8 @@ func (g *merge) tell(merged rootfs.Merged) MergeResult {
 }
 
 // mergedFacts are the server's facts of commit.merged.
+//
+//casemate:facts server commit.merged
 type mergedFacts struct {
 	Commit   string `json:"commit"`
 	Ours     string `json:"ours"`

@@ -133,6 +133,8 @@ func event(t journal.Type, actor string, facts any) journal.Event {
 }
 
 // createdFacts are the server's facts of sandbox.created. Of the environment only the names.
+//
+//casemate:facts server sandbox.created
 type createdFacts struct {
 	Template   string            `json:"template"`
 	Commit     string            `json:"commit,omitempty"`
@@ -175,6 +177,8 @@ func factsOfSpec(sb Sandbox) createdFacts {
 }
 
 // endFacts are the server's facts of sandbox.stopping and sandbox.ended.
+//
+//casemate:facts server sandbox.stopping sandbox.ended
 type endFacts struct {
 	Reason  EndReason `json:"reason"`
 	Detail  string    `json:"detail,omitempty"`
@@ -182,6 +186,8 @@ type endFacts struct {
 }
 
 // updatedFacts are the server's facts of sandbox.updated: what was changed.
+//
+//casemate:facts server sandbox.updated
 type updatedFacts struct {
 	Labels   *map[string]string `json:"labels,omitempty"`
 	Lifetime string             `json:"lifetime,omitempty"`

@@ -172,6 +172,8 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	}
 	b.mu.Lock()
 	b.sb.LastActive = wall(m.clock.Now()) // how long nobody could use it does not count
+	//casemate:fact server sandbox.adopted state text
+	//casemate:fact server sandbox.adopted processes number that run
 	adopted := m.saveLocked(b, event(journal.SandboxAdopted, "", map[string]any{"state": b.sb.State, "processes": len(running)}))
 	m.armLocked(b)
 	if b.sb.State == Running {
@@ -271,6 +273,7 @@ func (m *Manager) unrecorded(b *box, info guestwire.ProcessInfo) Process {
 		ID: info.ID, SandboxID: b.id, Argv: argv, Dir: cut(info.Dir), User: cut(info.User),
 		PID: info.PID, TTY: info.TTY, StartedAt: time.Unix(0, info.Started).UTC(),
 	}
+	//casemate:fact server process.started found yes_or_no its start was found out after a restart of the server
 	e := b.withArgv(event(journal.ProcessStarted, "", map[string]bool{"found": true}).
 		With(journal.Guest, startFacts{PID: info.PID, Dir: p.Dir, User: p.User}), journal.Guest, argv)
 	e.Sandbox, e.Process = b.id, info.ID

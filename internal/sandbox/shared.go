@@ -57,6 +57,8 @@ func (m *Manager) SharedTemplates(ctx context.Context) (map[string]string, error
 }
 
 // sharedFacts are the server's facts of template.shared.
+//
+//casemate:facts server template.shared
 type sharedFacts struct {
 	Template string `json:"template"`
 	Owner    string `json:"owner"`

@@ -30,6 +30,8 @@ func (m *Manager) PauseFiles(ctx context.Context, p Principal, ref string) (Sand
 }
 
 // pausedFacts are the server's facts of sandbox.paused and sandbox.resumed.
+//
+//casemate:facts server sandbox.paused sandbox.resumed
 type pausedFacts struct {
 	Memory   *bool  `json:"memory,omitempty"` // false: it was not kept
 	Checkout string `json:"checkout,omitempty"`
@@ -284,6 +286,7 @@ func (m *Manager) recoverAsleep(ctx context.Context, b *box, r *recovery) error 
 	close(b.ready)
 	b.mu.Lock()
 	b.sb.LastActive = wall(m.clock.Now())
+	//casemate:fact server sandbox.adopted memory yes_or_no no: it has files only
 	adopted := m.saveLocked(b, event(journal.SandboxAdopted, "", map[string]any{"state": b.sb.State, "memory": false}))
 	m.armLocked(b)
 	b.mu.Unlock()

@@ -206,6 +206,9 @@ func (m *Manager) startRequest(pr *proc, s ProcessSpec, scope isolation.Scope) g
 }
 
 // startFacts are the guest's facts of process.started and process.failed, and the server's.
+//
+//casemate:facts server process.started process.failed = -pid
+//casemate:facts guest process.started = pid,dir,user
 type startFacts struct {
 	PID       int      `json:"pid,omitempty"`
 	Dir       string   `json:"dir,omitempty"`
@@ -223,6 +226,8 @@ const maxRecorded = 16 << 10
 // asked is the event of a process that was asked for, and of why it did not start, where it did not.
 func asked(t journal.Type, pr *proc, s ProcessSpec, problem string) journal.Event {
 	argv, short := recordable(s.Argv)
+	//casemate:fact server process.started,process.failed argv body
+	//casemate:fact server process.started stdin body what it was given right away
 	e := pr.box.withArgv(event(t, pr.actor, startFacts{
 		Cut: short, Dir: s.Dir, User: s.User, Env: slices.Sorted(maps.Keys(s.Env)), TTY: s.TTY, TimeoutMS: s.Timeout.Milliseconds(), Error: problem,
 	}), journal.Server, argv)

@@ -61,6 +61,8 @@ func (m *Manager) TemplateNetwork(ctx context.Context, template string) (*Networ
 }
 
 // templateNetworkFacts are the server's facts of template.network.
+//
+//casemate:facts server template.network
 type templateNetworkFacts struct {
 	Template string   `json:"template"`
 	Network  *Network `json:"network"` // nil: no longer

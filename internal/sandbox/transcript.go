@@ -82,6 +82,11 @@ func (h *transcript) write(name string, data []byte) {
 }
 
 // onto adds what was heard to the event that tells of the end.
+//
+//casemate:fact guest process.ended,run.ended stdout body
+//casemate:fact guest process.ended,run.ended stderr body
+//casemate:fact guest process.ended terminal body
+//casemate:fact guest run.ended results body results and errors, as lines of JSON
 func (h *transcript) onto(e journal.Event) journal.Event {
 	for _, name := range h.order {
 		e = e.WithKept(journal.Guest, name, h.kept[name])

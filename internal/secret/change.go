@@ -133,6 +133,7 @@ func (v *Vault) newVersion(c Caller, t journal.Type, e *entry, s Secret, value V
 	if err != nil {
 		return Secret{}, err
 	}
+	//casemate:fact server secret.set,secret.rotated source text where its value comes from
 	_, err = v.cfg.Journal.Record(context.Background(), v.event(t, c, s, map[string]any{"source": s.Source.Kind}), row,
 		store.AddSecretVersion(store.SecretVersion{Secret: s.ID, Version: s.Version, Created: s.ChangedAt.UnixNano(), Sealed: sealed}),
 		store.DestroySecretVersions(s.ID, s.Version-1))

@@ -94,6 +94,8 @@ func (v *Vault) SetClassPolicy(_ context.Context, c Caller, class Class, p Class
 	next := maps.Clone(v.classes)
 	v.mu.Unlock()
 	next[class] = p
+	//casemate:fact server secret.policy class text
+	//casemate:fact server secret.policy policy object
 	e := journal.Event{Sandbox: journal.ServerStream, Type: journal.SecretPolicy, Actor: c.ID}.
 		With(journal.Server, map[string]any{"class": class, "policy": p})
 	if err := v.writeSetting(settingClasses, next, e); err != nil {

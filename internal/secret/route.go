@@ -191,6 +191,8 @@ func (v *Vault) setRoutes(next map[string]Route, e journal.Event) error {
 }
 
 func routeEvent(c Caller, r Route, removed bool) journal.Event {
+	//casemate:fact server model.route route object
+	//casemate:fact server model.route removed yes_or_no
 	return journal.Event{Sandbox: journal.ServerStream, Type: journal.ModelRoute, Actor: c.ID}.
 		With(journal.Server, map[string]any{"route": r, "removed": removed})
 }

@@ -294,6 +294,10 @@ func (v *Vault) Get(c Caller, ref string) (Secret, error) {
 
 // event is an event about secrets that belongs to no sandbox.
 func (v *Vault) event(t journal.Type, c Caller, s Secret, more map[string]any) journal.Event {
+	//casemate:fact server secret.set,secret.rotated,secret.removed,secret.bound,secret.unbound secret text its id
+	//casemate:fact server secret.set,secret.rotated,secret.removed,secret.bound,secret.unbound name text
+	//casemate:fact server secret.set,secret.rotated,secret.removed,secret.bound,secret.unbound class text
+	//casemate:fact server secret.set,secret.rotated,secret.removed,secret.bound,secret.unbound version number
 	facts := map[string]any{"secret": s.ID, "name": s.Name, "class": s.Class, "version": s.Version}
 	for k, f := range more {
 		facts[k] = f

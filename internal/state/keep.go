@@ -41,6 +41,10 @@ func (d *Documents) Keep(ctx context.Context, p sandbox.Principal, ownerID, agen
 	if r.Versions < -1 || r.For < 0 {
 		return Agent{}, invalid("%d versions for %s can't be kept", r.Versions, r.For).WithHint("use 1 or more versions, 0 for the default or -1 for all, and a time of 0 or more")
 	}
+	//casemate:fact server document.kept owner text
+	//casemate:fact server document.kept agent text
+	//casemate:fact server document.kept versions number
+	//casemate:fact server document.kept for text how long
 	e := journal.Event{Sandbox: journal.ServerStream, Type: journal.DocumentsKept, Actor: p.ID}.With(journal.Server, map[string]any{
 		"owner": own, "agent": agent, "versions": r.Versions, "for": r.For.String(),
 	})

@@ -199,6 +199,8 @@ func (d *Documents) link(ctx context.Context, p sandbox.Principal, l Links) (Lin
 
 // versionFacts are the server's facts of document.set and document.deleted. The content's digest is not among
 // them: short contents could be guessed from it, and the journal outlives them.
+//
+//casemate:facts server document.set document.deleted document.forgotten
 type versionFacts struct {
 	Owner       string `json:"owner"`
 	Agent       string `json:"agent"`
