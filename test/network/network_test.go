@@ -232,7 +232,7 @@ func TestDeviceWasExchanged(t *testing.T) {
 	p := newPlace(t)
 	p.web("allowed.test")
 	bad, good := p.create("allow allowed.test"), p.create("allow allowed.test")
-	const mark = "427217.5" // a time that nothing else sleeps for
+	mark := fmt.Sprintf("427217.%d", os.Getpid()) // a time that nothing else sleeps for
 	if _, err := p.Processes.Start(t.Context(), bad.GetId(), &client.ProcessSpec{Argv: []string{"sleep", mark}}); err != nil {
 		t.Fatal(err)
 	}
