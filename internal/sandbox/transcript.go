@@ -227,30 +227,32 @@ func (m *Manager) Redact(ctx context.Context, p Principal, ref string, r journal
 		if process == "" || !slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, ".argv") }) {
 			return nil
 		}
-		return m.forgetArguments(ctx, r.Sandbox, process)
+		return m.forgetArguments(r.Sandbox, process)
 	})
 }
 
-// forgetArguments takes a process's arguments out of what is told of it.
-func (m *Manager) forgetArguments(ctx context.Context, sandboxID, processID string) []store.Write {
-	gone := []string{"[redacted]"}
+// forgetArguments takes a process's arguments out of what is told of it. The process may end meanwhile: its end brings
+// back none of them, and this takes no end away.
+func (m *Manager) forgetArguments(sandboxID, processID string) []store.Write {
+	const gone = "[redacted]"
 	if b := m.find(sandboxID); b != nil {
-		b.mu.Lock()
-		if pr := b.procs[processID]; pr != nil {
-			pr.info.Argv = gone
+		if pr := b.proc(processID); pr != nil {
+			pr.forget([]string{gone})
 		}
-		b.mu.Unlock()
 	}
-	p, err := m.process(ctx, sandboxID, processID)
-	if err != nil {
-		return nil // of one that did not start, nothing is kept
+	return []store.Write{store.ReplaceInProcess(sandboxID, processID, "$.Argv", `["`+gone+`"]`)}
+}
+
+// forget puts other arguments in the place of a process's. Where its end is being recorded, that is waited for.
+func (pr *proc) forget(argv []string) {
+	pr.box.mu.Lock()
+	defer pr.box.mu.Unlock()
+	if pr.finishing {
+		pr.box.mu.Unlock()
+		<-pr.ended
+		pr.box.mu.Lock()
 	}
-	p.Argv = gone
-	row, err := processRow(p)
-	if err != nil {
-		return nil
-	}
-	return []store.Write{store.PutProcess(row)}
+	pr.info.Argv = argv
 }
 
 // ReadBody returns content that an event of a sandbox speaks of.

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -179,6 +180,32 @@ func TestSandboxesKeepTheirRecord(t *testing.T) {
 	red, err := s.Redact(t.Context(), alice, sb.ID, journal.Redaction{Event: e.Seq})
 	if err != nil || red.Actor != alice.ID { // the twin
 		t.Errorf("%+v, %v", red, err)
+	}
+}
+
+// TestArgumentsAreForgottenAtWork redacts the start of processes while these end: the ends stay, and no argument comes back.
+func TestArgumentsAreForgottenAtWork(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	sb := s.create(alice, Spec{})
+	ids := make([]string, 20)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("p%d", i)
+		s.start(sb.ID, ProcessSpec{ID: ids[i], Argv: []string{"sh", "-c", "sleep 0.01; echo hunter2"}})
+		e := s.lastOf(sb.ID, journal.ProcessStarted)
+		if _, err := s.Redact(t.Context(), alice, sb.ID, journal.Redaction{Event: e.Seq}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range ids {
+		s.wait(sb.ID, id)
+	}
+	s.stop(false)
+	s = w.serve()
+	for _, id := range ids {
+		if got, err := s.GetProcess(t.Context(), alice, sb.ID, id); err != nil || got.End != EndExited || !slices.Equal(got.Argv, []string{"[redacted]"}) {
+			t.Errorf("%s: %+v, %v", id, got, err)
+		}
 	}
 }
 

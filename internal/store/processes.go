@@ -28,6 +28,26 @@ func PutProcess(p Process) Write { return p.write(redoPutProcess, putProcess) }
 // AddProcess adds a process, unless it is there: its end may have been written first.
 func AddProcess(p Process) Write { return p.write(redoAddProcess, addProcess) }
 
+// ReplaceInProcess replaces what lies at path, as SQLite's JSON functions write it, in the Body of a process by a value
+// of JSON. It is for what must not bring back the rest of an older row. Nothing changes where there is no such process.
+func ReplaceInProcess(sandbox, id, path, value string) Write {
+	r := replacement{sandbox, id, path, value}
+	return Write{
+		do: r.do,
+		redo: func(b []byte) []byte {
+			b = appendText(appendText(append(b, redoReplaceInProcess), sandbox), id)
+			return appendText(appendText(b, path), value)
+		},
+	}
+}
+
+type replacement struct{ sandbox, id, path, value string }
+
+func (r replacement) do(tx *Tx) error {
+	return tx.exec("UPDATE processes SET body = CAST(json_replace(CAST(body AS TEXT), ?, json(?)) AS BLOB) WHERE sandbox = ? AND id = ?",
+		r.path, r.value, r.sandbox, r.id)
+}
+
 func (p Process) write(kind byte, query string) Write {
 	row := p.Sandbox + "/" + p.ID
 	w := Write{

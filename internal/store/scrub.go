@@ -15,10 +15,11 @@ const scrubTries = 10_000
 // what was erased is gone from the database all the same, and from the files with the next Scrub.
 func (db *DB) Scrub() error {
 	w := db.writer
-	if w.isClosed() {
-		return errClosed // close holds the turn for good
+	select {
+	case <-w.over:
+		return errClosed
+	case w.turn <- struct{}{}:
 	}
-	w.turn <- struct{}{}
 	defer func() { <-w.turn }()
 	if err := w.emptySpool(); err != nil {
 		return err
@@ -32,12 +33,6 @@ func (db *DB) Scrub() error {
 		err = errs.New(errs.Unavailable, "the database is read without a break").WithHint("try again")
 	}
 	return errors.Join(err, conn.Close())
-}
-
-func (w *writer) isClosed() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.closed
 }
 
 // emptySpool commits what is queued and empties the spool. Preconditions: the caller holds the turn.

@@ -37,12 +37,13 @@ const (
 
 // The kinds of records. They are on disk: a number never changes its meaning.
 const (
-	redoEvent      = 1
-	redoAddProcess = 2
-	redoPutProcess = 3
-	redoOldBody    = 4 // without its time
-	redoBody       = 5
-	redoEraseBody  = 6
+	redoEvent            = 1
+	redoAddProcess       = 2
+	redoPutProcess       = 3
+	redoOldBody          = 4 // without its time
+	redoBody             = 5
+	redoEraseBody        = 6
+	redoReplaceInProcess = 7
 )
 
 // spool is guarded by writer.mu.
@@ -218,6 +219,8 @@ func parseRedo(b []byte) (func(*Tx) error, []byte, error) {
 		do = b.insert
 	case redoEraseBody:
 		do = Body{Sandbox: p.text(), Seq: uint64(p.number()), Name: p.text()}.erase
+	case redoReplaceInProcess:
+		do = replacement{p.text(), p.text(), p.text(), p.text()}.do
 	default:
 		return nil, nil, fmt.Errorf("record of unknown kind %d", kind)
 	}
