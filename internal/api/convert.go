@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"strconv"
 	"strings"
@@ -40,30 +41,31 @@ func clamp32[N ~int | ~int64 | ~uint32](n N) int32 {
 
 func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
 	m := &v1.Sandbox{
-		Id:        s.ID,
-		State:     string(s.State),
-		Name:      s.Spec.Name,
-		Template:  s.Spec.Template,
-		Isolation: s.Spec.Isolation,
-		Profile:   string(s.Spec.Profile),
-		Labels:    s.Spec.Labels,
-		Limits:    limitsMessage(s.Spec.Limits),
-		Owner:     s.Owner,
-		Parent:    s.Parent,
-		CreatedAt: stamp(s.CreatedAt),
-		StartedAt: stamp(s.StartedAt),
-		EndedAt:   stamp(s.EndedAt),
-		ExpiresAt: stamp(s.ExpiresAt),
-		Idle:      span(s.Spec.Idle),
-		EndReason: string(s.EndReason),
-		EndDetail: s.EndDetail,
-		User:      s.Spec.User,
-		Dir:       s.Spec.Dir,
-		Network:   networkMessage(s.Spec.Network),
-		FilesOnly: s.FilesOnly,
-		Commit:    s.Spec.Commit,
-		Head:      s.Head,
-		Record:    string(s.Spec.Record),
+		Id:          s.ID,
+		State:       string(s.State),
+		Name:        s.Spec.Name,
+		Template:    s.Spec.Template,
+		Isolation:   s.Spec.Isolation,
+		Profile:     string(s.Spec.Profile),
+		Labels:      s.Spec.Labels,
+		Limits:      limitsMessage(s.Spec.Limits),
+		Owner:       s.Owner,
+		Parent:      s.Parent,
+		CreatedAt:   stamp(s.CreatedAt),
+		StartedAt:   stamp(s.StartedAt),
+		EndedAt:     stamp(s.EndedAt),
+		ExpiresAt:   stamp(s.ExpiresAt),
+		Idle:        span(s.Spec.Idle),
+		EndReason:   string(s.EndReason),
+		EndDetail:   s.EndDetail,
+		User:        s.Spec.User,
+		Dir:         s.Spec.Dir,
+		Network:     networkMessage(s.Spec.Network),
+		FilesOnly:   s.FilesOnly,
+		Commit:      s.Spec.Commit,
+		Head:        s.Head,
+		Record:      string(s.Spec.Record),
+		FileChanges: string(cmp.Or(s.Spec.FileChanges, sandbox.FileChangesOff)),
 	}
 	if s.Applied.Backend != "" {
 		m.Applied = appliedMessage(s.Applied)
@@ -138,6 +140,7 @@ func specOf(m *v1.CreateSandboxRequest) sandbox.Spec {
 		Network:      networkOf(m.GetNetwork()),
 		NoNetwork:    m.GetNoNetwork(),
 		Record:       sandbox.Recording(m.GetRecord()),
+		FileChanges:  sandbox.FileChanges(m.GetFileChanges()),
 	}
 	if m.GetLifetime() != nil {
 		s.Lifetime = m.GetLifetime().AsDuration()

@@ -27,6 +27,7 @@ type sandboxFlags struct {
 	lifetime, idle               time.Duration
 	allowMissing                 []string
 	record                       string
+	fileChanges                  string
 	network                      netFlags
 }
 
@@ -52,7 +53,9 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.DurationVar(&f.idle, "idle", 0, "delete it after this time without use (default never)")
 	fl.StringArrayVar(&f.allowMissing, "allow-missing", nil, "start although this `LAYER` of isolation is missing here (repeatable; see doctor)")
 	fl.StringVar(&f.record, "record", "", "content that the journal keeps beside hashes of it: hashes (none), content (arguments, code, input and output of programs) or all (also files through the API) (default content)")
+	fl.StringVar(&f.fileChanges, "file-changes", "", "record which files each process changes: off, summary (how many) or full (which) (default off)")
 	f.network.register(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("file-changes", cobra.FixedCompletions([]string{"off", "summary", "full"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"locked", "standard"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{"hashes", "content", "all"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace", "gvisor"}, cobra.ShellCompDirectiveNoFileComp))
@@ -96,6 +99,7 @@ func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateReques
 		Workspaces:   spaces,
 		AllowMissing: f.allowMissing,
 		Record:       f.record,
+		FileChanges:  f.fileChanges,
 	}
 	req.NoNetwork = f.network.net == netNone
 	if req.Network, err = f.network.rules(); err != nil {

@@ -109,6 +109,9 @@ func (v view) write(w io.Writer, color bool) {
 	for _, ws := range sb.GetWorkspaces() {
 		t.add("workspace", ws.GetSource()+" as "+ws.GetTarget())
 	}
+	if fc := sb.GetFileChanges(); fc != "" && fc != "off" {
+		t.add("file changes", fc)
+	}
 	t.add("limits", limitsText(sb.GetLimits(), sb.GetApplied().GetLimits()))
 	if u := v.usage; u != nil {
 		t.add("usage", usageText(u))

@@ -162,6 +162,9 @@ func (t *teller) tell(ctx context.Context, e *client.Event) error {
 	if _, err := fmt.Fprintln(out, line); err != nil {
 		return err
 	}
+	for _, l := range fileLines(e) {
+		fmt.Fprintln(out, indent, paint(clean(l), faint, color))
+	}
 	if t.output {
 		if err := t.said(ctx, e); err != nil {
 			return err

@@ -106,6 +106,8 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellBody(e, what, by)
 	case "file", "directory":
 		return story{words(kind, what+":", said(e, "path"), tellMove(e), tellSize(e), by), plain}
+	case "files":
+		return tellFiles(e)
 	case "port":
 		return story{words("port", said(e, "port"), "dialled", by), plain}
 	case "conflict":

@@ -61,6 +61,7 @@ const (
 	FileMoved        Type = "file.moved"
 	FileMode         Type = "file.mode"      // mode or owner changed
 	DirectoryMade    Type = "directory.made" // also where it was there already
+	FilesChanged     Type = "files.changed"  // what differs from an earlier moment: after a process or run, or between two
 	PortDialed       Type = "port.dialed"
 	SecretSet        Type = "secret.set"       // made, or given a new value
 	SecretRotated    Type = "secret.rotated"   // given a new value

@@ -3,6 +3,7 @@ package rootfs
 import (
 	"cmp"
 	"context"
+	"maps"
 	"os"
 	"slices"
 
@@ -18,6 +19,8 @@ type comparison struct {
 	// source is a workspace's folder on the host, whose owners are the host's and can't be compared; nil: none.
 	source *os.File
 	mounts map[string]bool // directories that were made only to mount something on
+	// touched says what may differ in the topmost layers; nil: everything.
+	touched *touched
 
 	ctx      context.Context //nolint:containedctx // of the one run
 	from, to view
@@ -25,6 +28,7 @@ type comparison struct {
 	// first says that nothing counts after the first change, but that nothing may be left out before it.
 	first   bool
 	changes []Change
+	limit   int // of listed; 0: maxChanges
 	listed  int // how many there are, also of earlier parts of one answer
 	paths   int // bytes of their paths
 }
@@ -88,11 +92,16 @@ func (c *comparison) candidates(path string) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
+	alike := m == n && slices.Equal(inFrom, inTo)
 	// Where both reach the layers that they share, what these show is the same on both sides.
 	if own, others := len(c.from)-c.common, len(c.to)-c.common; m > own && n > others {
 		m, n = own, others
 	}
 	names := map[string]bool{}
+	if below, ok, err := c.onlyBelow(path, alike); ok || err != nil {
+		maps.Copy(names, below)
+		return names, err
+	}
 	if err := c.from.names(path, m, inFrom, names); err != nil {
 		return nil, err
 	}
@@ -119,9 +128,9 @@ func (c *comparison) entry(path string) error {
 		// 10 KB of disk, took 2.3 GB of the server.
 		return nil
 	}
-	if c.listed > maxChanges || c.paths > maxChangePaths {
+	if c.listed > c.most() || c.paths > maxChangePaths {
 		return errs.New(errs.ResourceExhausted, "more files differ than can be listed (%d, with %d MiB of paths)",
-			maxChanges, maxChangePaths>>20).WithHint("look inside the sandbox, or copy the directories you need")
+			c.most(), maxChangePaths>>20).WithHint("look inside the sandbox, or copy the directories you need")
 	}
 	before, err := c.from.find(path)
 	if err != nil {
@@ -148,9 +157,9 @@ func (c *comparison) entry(path string) error {
 		c.add("modified", path, after.info)
 		return c.fresh(path, after.info)
 	}
-	if before.root != after.root && !c.shared(before, after) {
+	if before.root != after.root && !c.shared(before, after) && !c.untouched(before, after) {
 		foreign := c.source != nil && (before.root == c.source || after.root == c.source)
-		equal, err := same(*before, *after, path, c.anyOwner || foreign)
+		equal, err := same(c.ctx, *before, *after, path, c.anyOwner || foreign)
 		if err != nil {
 			return err
 		}
@@ -163,6 +172,8 @@ func (c *comparison) entry(path string) error {
 	}
 	return nil
 }
+
+func (c *comparison) most() int { return cmp.Or(c.limit, maxChanges) }
 
 // shared reports whether both are one file of a layer that both sides have, each opened it for itself.
 func (c *comparison) shared(a, b *shownFile) bool {

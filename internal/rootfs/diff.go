@@ -159,6 +159,28 @@ func (d *differ) close() {
 
 // part adds what differs in one file system.
 func (d *differ) part(ctx context.Context, p diffPart) error {
+	if err := d.begin(ctx, p); err != nil {
+		return err
+	}
+	changes, err := d.all()
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		if !d.o.holds(c.Path) {
+			continue
+		}
+		f, err := d.file(c)
+		if err != nil {
+			return err
+		}
+		d.out = append(d.out, f)
+	}
+	return nil
+}
+
+// begin makes the comparison of one file system.
+func (d *differ) begin(ctx context.Context, p diffPart) error {
 	var sides [2]view
 	for i, dirs := range [][]string{p.from, p.to} {
 		if last := len(dirs) - 1; p.source != "" && !isFolder(dirs[last]) { // the folder is gone: only what was committed is left
@@ -176,20 +198,6 @@ func (d *differ) part(ctx context.Context, p diffPart) error {
 	}
 	d.first, d.prefix, d.mounts = false, strings.TrimSuffix(p.target, "/")+"/", p.mounts
 	d.source = d.roots[p.source]
-	changes, err := d.all()
-	if err != nil {
-		return err
-	}
-	for _, c := range changes {
-		if !d.o.holds(c.Path) {
-			continue
-		}
-		f, err := d.file(c)
-		if err != nil {
-			return err
-		}
-		d.out = append(d.out, f)
-	}
 	return nil
 }
 
@@ -281,7 +289,7 @@ func (d *differ) patch(out *FileDiff, path string, before, after *shownFile) err
 		return nil
 	}
 	if regular(before) && regular(after) {
-		if equal, err := sameData(*before, *after, path); equal || err != nil {
+		if equal, err := sameData(d.ctx, *before, *after, path); equal || err != nil {
 			return err
 		}
 	}

@@ -179,7 +179,7 @@ func (s *Store) Release(_ context.Context, id string) error {
 	if !validID(id) {
 		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)
 	}
-	return errors.Join(s.throwAway(s.live(id)), s.unuse(id))
+	return errors.Join(s.throwAway(s.live(id)), s.unuse(id), s.DropPoints(id))
 }
 
 // validID keeps Release and its like to one name below live/.
@@ -235,7 +235,7 @@ func (s *Store) Sweep(ctx context.Context, keep map[string]bool) ([]string, erro
 			if keep[name] {
 				continue
 			}
-			if err := errors.Join(ctx.Err(), s.throwAway(s.live(name)), s.unuse(name)); err != nil {
+			if err := errors.Join(ctx.Err(), s.throwAway(s.live(name)), s.unuse(name), s.DropPoints(name)); err != nil {
 				return removed, err
 			}
 			if area != s.useDir() {

@@ -270,28 +270,35 @@ func (s *Store) liveDirs(state State) (d sideDirs, drop func(), err error) {
 	if err != nil {
 		return d, nil, err
 	}
+	if d, err = s.planDirs(state.ID, p, layer); err != nil {
+		drop()
+		return d, nil, err
+	}
+	return d, drop, nil
+}
+
+// planDirs returns the directories of a sandbox whose writable layer is shown at layer.
+func (s *Store) planDirs(id string, p Plan, layer string) (d sideDirs, err error) {
 	show := func(upper string) (string, error) {
-		rel, err := filepath.Rel(s.live(state.ID), upper)
+		rel, err := filepath.Rel(s.live(id), upper)
 		if err != nil || strings.HasPrefix(rel, "..") {
-			return "", errs.New(errs.InvalidArgument, "the plan's upper directory is not sandbox %s's", state.ID)
+			return "", errs.New(errs.InvalidArgument, "the plan's upper directory is not sandbox %s's", id)
 		}
 		return filepath.Join(layer, rel), nil
 	}
 	upper, err := show(p.Upper)
 	if err != nil {
-		drop()
-		return d, nil, err
+		return d, err
 	}
 	d.root, d.template = append([]string{upper}, p.Lowers...), p.Lowers[len(p.Committed):]
 	for _, w := range p.Workspaces {
 		top, err := show(w.Upper)
 		if err != nil {
-			drop()
-			return d, nil, err
+			return d, err
 		}
 		d.spaces = append(d.spaces, spaceDirs{w.Target, append(append([]string{top}, w.Lowers...), w.Source)})
 	}
-	return d, drop, nil
+	return d, nil
 }
 
 // write makes the layer.

@@ -95,7 +95,7 @@ func (p *mergePart) sameAs(path string, a, b *shownFile, sideA, sideB int) (bool
 	if a.root == b.root {
 		return true, nil
 	}
-	equal, err := same(*a, *b, path, p.foreign(a, b))
+	equal, err := same(p.ctx, *a, *b, path, p.foreign(a, b))
 	if !equal || err != nil {
 		return false, err
 	}
@@ -187,16 +187,16 @@ const (
 )
 
 func (p *mergePart) content(path string, f three, single bool) (contentOf, error) {
-	if equal, err := sameData(*f.o, *f.t, path); equal || err != nil {
+	if equal, err := sameData(p.ctx, *f.o, *f.t, path); equal || err != nil {
 		return sameContents, err
 	}
 	if f.b == nil {
 		return noContent, nil
 	}
-	if equal, err := sameData(*f.b, *f.o, path); equal || err != nil {
+	if equal, err := sameData(p.ctx, *f.b, *f.o, path); equal || err != nil {
 		return theirContent, err
 	}
-	if equal, err := sameData(*f.b, *f.t, path); equal || err != nil {
+	if equal, err := sameData(p.ctx, *f.b, *f.t, path); equal || err != nil {
 		return ourContent, err
 	}
 	if p.r.Text && single && f.o.info.IsRegular() {

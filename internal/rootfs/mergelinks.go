@@ -130,7 +130,7 @@ func (p *mergePart) joinLink(path string, steps map[string]int, s step) error {
 		return p.step(j)
 	}
 	if _, ok := steps[path]; !ok && f.o != nil && f.t != nil && !f.o.info.IsDir() {
-		equal, err := same(*f.o, *f.t, path, p.foreign(f.o, f.t))
+		equal, err := same(p.ctx, *f.o, *f.t, path, p.foreign(f.o, f.t))
 		if err != nil {
 			return err
 		}

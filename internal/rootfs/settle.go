@@ -140,7 +140,7 @@ func settleTree(ctx context.Context, dir string, below []string, until time.Time
 			return err
 		}
 	}
-	if dirs, err = dropUntouched(root, t.view, dirs, c); err != nil {
+	if dirs, err = dropUntouched(ctx, root, t.view, dirs, c); err != nil {
 		return err
 	}
 	for _, p := range append(dirs, ".") {
@@ -153,9 +153,9 @@ func settleTree(ctx context.Context, dir string, below []string, until time.Time
 
 // dropUntouched removes directories that hold nothing of the layer and are as those below them: something was made
 // there, and removed again. It returns the others.
-func dropUntouched(root *os.File, below view, dirs []string, c *fd.Copier) (left []string, err error) {
+func dropUntouched(ctx context.Context, root *os.File, below view, dirs []string, c *fd.Copier) (left []string, err error) {
 	for _, p := range slices.Backward(dirs) { // what lies in a directory comes after it
-		untouched, err := untouchedDir(root, below, p)
+		untouched, err := untouchedDir(ctx, root, below, p)
 		if err == nil && untouched {
 			err = c.Remove(p)
 		} else {
@@ -168,7 +168,7 @@ func dropUntouched(root *os.File, below view, dirs []string, c *fd.Copier) (left
 	return left, nil
 }
 
-func untouchedDir(root *os.File, below view, p string) (bool, error) {
+func untouchedDir(ctx context.Context, root *os.File, below view, p string) (bool, error) {
 	dir, err := dirIn(root, p)
 	if err != nil {
 		return false, err
@@ -188,7 +188,7 @@ func untouchedDir(root *os.File, below view, p string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return same(shownFile{info: i, root: root}, *was, p, false)
+	return same(ctx, shownFile{info: i, root: root}, *was, p, false)
 }
 
 // settleDir sets a directory's time, after all that changes it.

@@ -51,6 +51,8 @@ type Store struct {
 
 	templates templates
 	kept      kept
+	// comparing holds a token for each comparison of two points.
+	comparing chan struct{}
 }
 
 // disk is one way to hold layers to their limits. Layers are named directories.
@@ -141,6 +143,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	undo.Add(func() { _ = s.disk.close() })
 	s.discarded = make(chan struct{}, 1)
+	s.comparing = make(chan struct{}, maxComparing)
 	s.discarded <- struct{}{} // look once for what an earlier server left
 	if err := s.recoverLayers(); err != nil {
 		return nil, err
@@ -188,7 +191,7 @@ func (s *Store) warnIf(what string, e error) {
 
 // recoverLayers takes up what an earlier server left: live layers keep their limits, the rest goes.
 func (s *Store) recoverLayers() error {
-	for _, name := range []string{"live", "spare", "trash", "snapshots", "commits"} {
+	for _, name := range []string{"live", "spare", "trash", "snapshots", "commits", "points"} {
 		if err := os.MkdirAll(s.area(name), 0o700); err != nil {
 			return err
 		}
@@ -219,6 +222,9 @@ func (s *Store) recoverLayers() error {
 		if err := s.disk.dropKept(filepath.Join(s.area("snapshots"), e.Name())); err != nil {
 			return fmt.Errorf("drop snapshot: %w", err)
 		}
+	}
+	if err := s.recoverPoints(); err != nil {
+		return err
 	}
 	return s.recoverKept()
 }

@@ -2,6 +2,7 @@ package rootfs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -188,7 +189,7 @@ func (v view) names(path string, n int, which []bool, into map[string]bool) erro
 // same reports whether two files are equal. Overlayfs copies a file up when it is opened for writing or
 // touched, so most of what lies in an upper directory may be equal. Times are not compared: nothing depends on
 // them, and a program can set them.
-func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
+func same(ctx context.Context, a, b shownFile, path string, anyOwner bool) (bool, error) {
 	x, y := a.info, b.info
 	if x.Mode != y.Mode || !anyOwner && (x.UID != y.UID || x.GID != y.GID) {
 		return false, nil
@@ -197,7 +198,7 @@ func same(a, b shownFile, path string, anyOwner bool) (bool, error) {
 		if equal, err := sameXattrs(left, right, name); !equal || err != nil {
 			return false, err
 		}
-		return sameDataIn(a, b, left, right, name)
+		return sameDataIn(ctx, a, b, left, right, name)
 	})
 }
 
@@ -219,19 +220,19 @@ func inBoth(a, b shownFile, path string, compare func(left, right *os.File, name
 
 // sameData reports whether two files of one type that are no directories hold the same: contents, target or
 // device number.
-func sameData(a, b shownFile, path string) (bool, error) {
+func sameData(ctx context.Context, a, b shownFile, path string) (bool, error) {
 	return inBoth(a, b, path, func(left, right *os.File, name string) (bool, error) {
-		return sameDataIn(a, b, left, right, name)
+		return sameDataIn(ctx, a, b, left, right, name)
 	})
 }
 
-func sameDataIn(a, b shownFile, left, right *os.File, name string) (bool, error) {
+func sameDataIn(ctx context.Context, a, b shownFile, left, right *os.File, name string) (bool, error) {
 	switch {
 	case a.info.IsRegular():
 		if a.info.Size != b.info.Size {
 			return false, nil
 		}
-		return sameContent(left, right, name)
+		return sameContent(ctx, left, name, right, name)
 	case a.info.IsSymlink():
 		s, err := fd.Readlink(left, name)
 		if err != nil {
@@ -286,13 +287,13 @@ func sameXattrs(left, right *os.File, name string) (bool, error) {
 }
 
 // sameContent compares byte by byte, unless both have the same blocks: equal size and times prove nothing.
-func sameContent(left, right *os.File, name string) (bool, error) {
-	a, err := fd.OpenFile(left, name)
+func sameContent(ctx context.Context, left *os.File, leftName string, right *os.File, rightName string) (bool, error) {
+	a, err := fd.OpenFile(left, leftName)
 	if err != nil {
 		return false, err
 	}
 	defer a.Close()
-	b, err := fd.OpenFile(right, name)
+	b, err := fd.OpenFile(right, rightName)
 	if err != nil {
 		return false, err
 	}
@@ -302,6 +303,9 @@ func sameContent(left, right *os.File, name string) (bool, error) {
 	}
 	var bufA, bufB [64 << 10]byte
 	for {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
 		n, errA := io.ReadFull(a, bufA[:])
 		m, errB := io.ReadFull(b, bufB[:])
 		if n != m || !bytes.Equal(bufA[:n], bufB[:m]) {

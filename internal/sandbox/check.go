@@ -65,6 +65,14 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	if s.Network, err = m.networkFor(ctx, p, s, asked, forked); err != nil {
 		return s, err
 	}
+	if s.FileChanges == FileChangesOff {
+		s.FileChanges = ""
+	}
+	if s.FileChanges != "" {
+		if err := m.cfg.Roots.HasPoints(); err != nil {
+			return s, errs.Wrap(err, errs.Unsupported, "cannot record which files change").WithHint("leave file changes off")
+		}
+	}
 	return s, m.checkRights(p, s)
 }
 

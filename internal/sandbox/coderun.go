@@ -182,6 +182,9 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	if err != nil {
 		return CodeRun{}, err
 	}
+	if fresh {
+		c.box.changes.begin(r.id)
+	}
 	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
@@ -195,6 +198,7 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	if err != nil {
 		if fresh && refusal(err) {
 			c.leaveRun(r)
+			c.box.changes.leave(r.id)
 			close(r.handed)
 		} else if fresh { // neither yes nor no
 			m.recordRun(r, s, nil)
@@ -437,6 +441,9 @@ func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo, h *transcript) Co
 		b.mu.Unlock()
 		if recorded {
 			m.recordRunEnd(r, info, h)
+			b.changes.runEnded(r)
+		} else {
+			b.changes.leave(r.id)
 		}
 		b.mu.Lock()
 		r.info = info

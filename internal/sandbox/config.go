@@ -131,6 +131,18 @@ type Roots interface {
 	Rouse(id string) error
 	// Lend raises the disk limit of a sandbox a little until back is called, for a mount.
 	Lend(id string) (back func() error, err error)
+	// HasPoints returns an error where the calls below can't be made.
+	HasPoints() error
+	// MakePoint fixes what a sandbox's files are now, KeepPoint makes that the one point which is kept of it, PointOf
+	// returns that, and DropPoint removes one that is not to be kept.
+	MakePoint(ctx context.Context, id string) (rootfs.Point, error)
+	KeepPoint(id string, p rootfs.Point) error
+	PointOf(id string) (rootfs.Point, error)
+	DropPoint(p rootfs.Point) error
+	// AtPoint reports whether it is certain that a sandbox's files are those of a point.
+	AtPoint(id string, p rootfs.Point) bool
+	// Between tells which files differ between two points.
+	Between(ctx context.Context, id string, p rootfs.Plan, from, to rootfs.Point) ([]rootfs.FileChange, error)
 	// Durable reports whether a sandbox's files survive a restart of the server without a process in it.
 	Durable() bool
 }

@@ -223,9 +223,13 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 		return err
 	}
 	step("claim")
+	changes, err := m.startTracking(ctx, b, s.FileChanges, created.Event.Seq)
+	if err != nil {
+		return err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.backend, b.inst, b.guest = backend, place, client
+	b.backend, b.inst, b.guest, b.changes = backend, place, client, changes
 	b.body.Plan, b.body.Record = plan, inst.Record()
 	b.sb.Applied, b.sb.Timings = inst.Applied(), times
 	b.sb.Spec.User, b.sb.Spec.Dir = or(s.User, plan.User), or(s.Dir, plan.Dir)

@@ -69,6 +69,7 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 	}
 	m.endProcesses(b)
 	m.endContexts(b)
+	b.changes.look()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
 	defer cancel()
 	if err := m.cfg.Roots.Release(ctx, b.id); err != nil {

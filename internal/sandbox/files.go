@@ -194,6 +194,7 @@ func (f *Files) Write(ctx context.Context, r WriteRequest, in io.Reader) (FileIn
 		return FileInfo{}, err
 	}
 	defer end()
+	defer f.box.changes.call()()
 	content := f.box.keeper(RecordAll)
 	info, err := f.box.guest.Write(gctx, r, io.TeeReader(in, content))
 	if err != nil {
@@ -211,6 +212,7 @@ func (f *Files) Unpack(ctx context.Context, r UnpackRequest, in io.Reader) (Unpa
 		return UnpackReply{}, err
 	}
 	defer end()
+	defer f.box.changes.call()()
 	content := f.box.keeper(RecordAll)
 	done, err := f.box.guest.Unpack(gctx, r, io.TeeReader(in, content))
 	if err != nil {
@@ -226,6 +228,7 @@ func (f *Files) MakeDir(ctx context.Context, r MakeDirRequest) (FileInfo, error)
 		return FileInfo{}, err
 	}
 	defer end()
+	defer f.box.changes.call()()
 	info, err := f.box.guest.MakeDir(gctx, r)
 	if err != nil {
 		return FileInfo{}, cause(gctx, err)
@@ -240,6 +243,7 @@ func (f *Files) Move(ctx context.Context, r MoveRequest) (FileInfo, error) {
 		return FileInfo{}, err
 	}
 	defer end()
+	defer f.box.changes.call()()
 	info, err := f.box.guest.Move(gctx, r)
 	if err != nil {
 		return FileInfo{}, cause(gctx, err)
@@ -254,6 +258,7 @@ func (f *Files) Remove(ctx context.Context, r RemoveRequest) error {
 		return err
 	}
 	defer end()
+	defer f.box.changes.call()()
 	if err := f.box.guest.Remove(gctx, r); err != nil {
 		return cause(gctx, err)
 	}
@@ -267,6 +272,7 @@ func (f *Files) Chmod(ctx context.Context, r ChmodRequest) (FileInfo, error) {
 		return FileInfo{}, err
 	}
 	defer end()
+	defer f.box.changes.call()()
 	info, err := f.box.guest.Chmod(gctx, r)
 	if err != nil {
 		return FileInfo{}, cause(gctx, err)

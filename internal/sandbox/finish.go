@@ -142,6 +142,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Pr
 		m.degraded(pr, kills)
 	}
 	m.recordEnd(e, p)
+	b.changes.ended(pr, p.Leftover > 0)
 	b.mu.Lock()
 	pr.info = p
 	m.retireLocked(b, pr)

@@ -255,6 +255,7 @@ func (m *Manager) replaceFiles(ctx context.Context, b *box, actor, commit string
 	//casemate:fact server sandbox.checkout from text what its files were last committed to
 	done := m.saveLocked(b, event(journal.SandboxCheckout, actor, map[string]string{"commit": commit, "from": from}))
 	b.mu.Unlock()
-	_, err = done.Wait()
+	e, err := done.Wait()
+	b.changes.restart(ctx, e.Seq)
 	return err
 }

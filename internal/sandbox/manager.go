@@ -149,7 +149,9 @@ type box struct {
 	// leaving is set while the instance is taken down and the sandbox stays.
 	leaving bool
 	// bound is the commit whose files it is to get, from before that is recorded; "": none.
-	bound    string
+	bound string
+	// changes records which files change; nil: nothing does. It is set before the sandbox can be used.
+	changes  *tracker
 	children map[string]*box
 	procs    map[string]*proc
 	recent   []string // ids of ended ones in procs, oldest first

@@ -154,6 +154,8 @@ type createdFacts struct {
 	Missing    []string          `json:"allow_missing,omitempty"`
 	Network    *Network          `json:"network,omitempty"`
 	Record     Recording         `json:"record"`
+	// FileChanges is how much is recorded of the files that processes change.
+	FileChanges FileChanges `json:"file_changes,omitempty"`
 }
 
 func factsOfSpec(sb Sandbox) createdFacts {
@@ -162,7 +164,7 @@ func factsOfSpec(sb Sandbox) createdFacts {
 		Template: s.Template, Commit: s.Commit, Isolation: s.Isolation, Profile: s.Profile, Limits: s.Limits, Name: s.Name,
 		Owner: sb.Owner, Parent: sb.Parent, Labels: s.Labels, User: s.User, Dir: s.Dir, Lifetime: "none",
 		Env: slices.Sorted(maps.Keys(s.Env)), Missing: s.AllowMissing,
-		Network: s.Network, Record: s.Record,
+		Network: s.Network, Record: s.Record, FileChanges: s.FileChanges,
 	}
 	if s.Lifetime > 0 {
 		f.Lifetime = s.Lifetime.String()

@@ -99,6 +99,7 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 	b.inst = seatOf(inst)
 	b.guest = guestwire.NewClient(b.inst.Dial)
 	b.backend = m.cfg.Backends[s.Spec.Isolation]
+	m.resumeTracking(ctx, b)
 	close(b.ready)
 	if s.State == Stopping {
 		m.take(b)
@@ -287,9 +288,11 @@ func (m *Manager) unrecorded(b *box, info guestwire.ProcessInfo) Process {
 
 // lost records that a sandbox is gone.
 func (m *Manager) lost(ctx context.Context, b *box, r *recovery, why ending) error {
+	m.resumeTracking(ctx, b)
 	if err := m.closeProcesses(ctx, b.id, EndProcessLost); err != nil {
 		return err
 	}
+	b.changes.look()
 	b.mu.Lock()
 	b.sb.EndReason, b.sb.EndDetail, b.sb.EndedAt = why.reason, why.detail, wall(m.clock.Now())
 	ended := m.becomeLocked(b, Stopped, event(journal.SandboxEnded, "", endFacts{Reason: why.reason, Detail: why.detail}))

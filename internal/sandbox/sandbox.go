@@ -102,6 +102,8 @@ type Spec struct {
 	PauseAtEnd bool
 	// PauseFilesOnly makes that pause one without memory.
 	PauseFilesOnly bool
+	// FileChanges says how much is recorded of the files that processes change; "": nothing.
+	FileChanges FileChanges `json:",omitempty"`
 	// Contexts are started as soon as the sandbox runs, ahead of their first use; nil: those that the template
 	// names. A create does not wait for them.
 	Contexts []CodeContextSpec `json:"-"`

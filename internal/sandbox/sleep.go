@@ -87,6 +87,7 @@ func (m *Manager) sleep(ctx context.Context, actor string, b *box, checkout stri
 	}
 	m.endProcesses(b)
 	m.endContexts(b)
+	b.changes.look()
 	b.inst.put(nil)
 	m.rest(b)
 	b.mu.Lock()
@@ -272,9 +273,11 @@ func (m *Manager) recoverAsleep(ctx context.Context, b *box, r *recovery) error 
 	if b.backend == nil {
 		return m.lost(ctx, b, r, ending{EndLost, "this server has no isolation " + b.sb.Spec.Isolation})
 	}
+	m.resumeTracking(ctx, b)
 	if err := m.closeProcesses(ctx, b.id, EndSandboxStopped); err != nil {
 		return err
 	}
+	b.changes.look()
 	if b.body.Checkout != "" {
 		if err := m.replaceFiles(ctx, b, "", b.body.Checkout); err != nil {
 			m.log.Error("cannot finish a checkout", "sandbox", b.id, "error", err)

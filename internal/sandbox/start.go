@@ -168,6 +168,7 @@ func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec
 	if err != nil {
 		return nil, nil, m.refuse(pr, *s, errs.Wrap(err, errs.KindOf(err), "cannot make the process's control group"))
 	}
+	b.changes.begin(pr.id)
 	return pr, scope, nil
 }
 
@@ -315,6 +316,7 @@ func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) error {
 	b.mu.Unlock()
 	problem, _ := errs.PublicText(err)
 	m.journal.Post(asked(journal.ProcessFailed, pr, s, problem))
+	b.changes.leave(pr.id)
 	pr.answered()
 	close(pr.ended)
 	return err

@@ -59,6 +59,8 @@ func (c *checker) spec(s *Spec) error {
 	c.that(dnsLabel(s.Name), "use lower-case letters, digits and -, at most 63, as in web-1",
 		"name %s is no DNS label", quote(s.Name))
 	c.that(shaped(s.Template, 128, lowerOrNum, plus(lowerOrNum, "._/:-"), lowerOrNum), "", "template %s is no template's name", quote(s.Template))
+	c.that(s.FileChanges == "" || s.FileChanges == FileChangesOff || s.FileChanges == FileChangesSummary || s.FileChanges == FileChangesFull,
+		"use off, summary or full", "file changes %s are unknown", quote(string(s.FileChanges)))
 	c.that(s.Profile == "" || s.Profile == isolation.Locked || s.Profile == isolation.Standard,
 		"use locked or standard", "profile %s is unknown", quote(string(s.Profile)))
 	c.labels(s.Labels)

@@ -394,6 +394,8 @@ type searchKey struct {
 	minObject, maxObject uint64
 	minType, maxType     uint32
 	minOffset, maxOffset uint64
+	// minTransid leaves out blocks of the tree that no transaction since has written.
+	minTransid uint64
 }
 
 func (k searchKey) holds(h itemHeader) bool {
@@ -416,7 +418,7 @@ func search(root *os.File, k searchKey, f func(itemHeader, []byte)) error {
 	for {
 		args.key = rawKey{
 			tree: k.tree, minObject: next.minObject, maxObject: k.maxObject, minOffset: next.minOffset,
-			maxOffset: k.maxOffset, maxTransid: ^uint64(0), minType: next.minType, maxType: k.maxType, count: 4096,
+			maxOffset: k.maxOffset, minTransid: k.minTransid, maxTransid: ^uint64(0), minType: next.minType, maxType: k.maxType, count: 4096,
 		}
 		if err := ioctlSearch(root, &args); err != nil {
 			return err

@@ -35,11 +35,15 @@ type Layers struct {
 	unchanged map[string]string
 
 	clashing bool
+	points   points
 }
 
 // NewLayers returns an empty store.
 func NewLayers() *Layers {
-	return &Layers{layers: map[string]bool{}, envs: map[string]map[string]string{}, below: map[string]string{}, unchanged: map[string]string{}}
+	return &Layers{
+		layers: map[string]bool{}, envs: map[string]map[string]string{}, below: map[string]string{}, unchanged: map[string]string{},
+		points: points{kept: map[string]rootfs.Point{}, pending: map[string][]rootfs.FileChange{}, made: map[string][]rootfs.FileChange{}},
+	}
 }
 
 // Use notes on which layer a sandbox stands; "" is a template. NotFound: there is no such layer.

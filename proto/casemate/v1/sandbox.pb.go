@@ -61,6 +61,8 @@ type Sandbox struct {
 	Commit string `protobuf:"bytes,24,opt,name=commit,proto3" json:"commit,omitempty"`
 	// The commit that its files were last committed to, or checked out from.
 	Head string `protobuf:"bytes,25,opt,name=head,proto3" json:"head,omitempty"`
+	// How much is recorded of the files that processes change: off, summary or full.
+	FileChanges string `protobuf:"bytes,26,opt,name=file_changes,json=fileChanges,proto3" json:"file_changes,omitempty"`
 	// Unset: it has no network.
 	Network *Network `protobuf:"bytes,40,opt,name=network,proto3" json:"network,omitempty"`
 	// How much content the journal keeps: hashes, content or all.
@@ -270,6 +272,13 @@ func (x *Sandbox) GetCommit() string {
 func (x *Sandbox) GetHead() string {
 	if x != nil {
 		return x.Head
+	}
+	return ""
+}
+
+func (x *Sandbox) GetFileChanges() string {
+	if x != nil {
+		return x.FileChanges
 	}
 	return ""
 }
@@ -602,6 +611,9 @@ type CreateSandboxRequest struct {
 	Workspaces []*Workspace         `protobuf:"bytes,12,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
 	// Isolation layers that may be absent; anything else that is missing stops the start.
 	AllowMissing []string `protobuf:"bytes,13,rep,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	// How much to record of the files that processes change: off, summary (how many) or full (which). Default off, or
+	// what the commit has that it starts from.
+	FileChanges string `protobuf:"bytes,14,opt,name=file_changes,json=fileChanges,proto3" json:"file_changes,omitempty"`
 	// Unset: what the template has by default, else no network, and no way to get one.
 	Network *Network `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"`
 	// No network, whatever the template has by default.
@@ -732,6 +744,13 @@ func (x *CreateSandboxRequest) GetAllowMissing() []string {
 		return x.AllowMissing
 	}
 	return nil
+}
+
+func (x *CreateSandboxRequest) GetFileChanges() string {
+	if x != nil {
+		return x.FileChanges
+	}
+	return ""
 }
 
 func (x *CreateSandboxRequest) GetNetwork() *Network {
@@ -1505,7 +1524,7 @@ var File_casemate_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\b\n" +
+	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\t\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -1540,7 +1559,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"files_only\x18\x17 \x01(\bR\tfilesOnly\x12\x16\n" +
 	"\x06commit\x18\x18 \x01(\tR\x06commit\x12\x12\n" +
-	"\x04head\x18\x19 \x01(\tR\x04head\x12.\n" +
+	"\x04head\x18\x19 \x01(\tR\x04head\x12!\n" +
+	"\ffile_changes\x18\x1a \x01(\tR\vfileChanges\x12.\n" +
 	"\anetwork\x18( \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x16\n" +
 	"\x06record\x18, \x01(\tR\x06record\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
@@ -1580,7 +1600,7 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\amissing\x18\x0f \x03(\tR\amissing\";\n" +
 	"\tWorkspace\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\xf3\x05\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\x96\x06\n" +
 	"\x14CreateSandboxRequest\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x18\n" +
@@ -1597,7 +1617,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"workspaces\x18\f \x03(\v2\x16.casemate.v1.WorkspaceR\n" +
 	"workspaces\x12#\n" +
-	"\rallow_missing\x18\r \x03(\tR\fallowMissing\x12.\n" +
+	"\rallow_missing\x18\r \x03(\tR\fallowMissing\x12!\n" +
+	"\ffile_changes\x18\x0e \x01(\tR\vfileChanges\x12.\n" +
 	"\anetwork\x18\x14 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x1d\n" +
 	"\n" +
 	"no_network\x18\x15 \x01(\bR\tnoNetwork\x12\x16\n" +

@@ -1,0 +1,212 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/journal"
+	"casemate.dev/internal/rootfs"
+)
+
+// changes returns the facts of all files.changed events of a sandbox, with the event before each.
+func (s *server) changes(id string) (facts []changedFacts, before []journal.Event) {
+	s.w.t.Helper()
+	events, err := s.Events(context.Background(), admin, id, 0, 100_000)
+	if err != nil {
+		s.w.t.Fatal(err)
+	}
+	for i, e := range events {
+		if e.Type != journal.FilesChanged {
+			continue
+		}
+		var f changedFacts
+		if err := json.Unmarshal(e.Facts[journal.Server], &f); err != nil {
+			s.w.t.Fatal(err)
+		}
+		facts, before = append(facts, f), append(before, events[i-1])
+	}
+	return facts, before
+}
+
+func created(path string) rootfs.FileChange {
+	return rootfs.FileChange{Op: rootfs.Created, Path: path, Type: "file", Size: 3}
+}
+
+// Each end has a record right behind it, and what changed before a start is told of before it.
+func TestFileChangesAreBoundToEnds(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	sb := s.create(alice, Spec{FileChanges: FileChangesFull})
+	s.exec(sb.ID, "true")
+	w.roots.Changed(sb.ID, created("/late\xff"))
+	long := s.start(sb.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
+	w.roots.Changed(sb.ID, created("/a"), rootfs.FileChange{Op: rootfs.Renamed, From: "/b", Path: "/c", Type: "dir"})
+	short := s.exec(sb.ID, "true")
+	if err := s.Signal(t.Context(), admin, sb.ID, long.ID, 9, false); err != nil {
+		t.Fatal(err)
+	}
+	s.wait(sb.ID, long.ID)
+	got, before := s.changes(sb.ID)
+	if len(got) != 5 {
+		t.Fatalf("%d records: %+v", len(got), got)
+	}
+	if f := got[0]; !f.Alone || f.Between || len(f.Files) > 0 || before[0].Type != journal.ProcessEnded {
+		t.Errorf("nothing changed: %+v after %s", f, before[0].Type)
+	}
+	if f := got[1]; !f.Between || f.Created != 1 || f.Since <= got[0].Since || f.Files[0].Path != "/late\x00ff" {
+		t.Errorf("between: %+v", f)
+	}
+	// What came while the long one ran alone is told before the short one starts; both could have done the rest.
+	if f := got[2]; !f.Between || f.Created != 1 || f.Renamed != 1 || !slices.Equal(f.Alive, []string{long.ID}) {
+		t.Errorf("before the second start: %+v", f)
+	}
+	if f := got[3]; f.Alone || before[3].Process != short.Process.ID || !slices.Equal(f.Alive, []string{long.ID}) {
+		t.Errorf("end of the short one: %+v after %+v", f, before[3])
+	}
+	if f := got[4]; !f.Alone || before[4].Process != long.ID || before[4].Type != journal.ProcessEnded {
+		t.Errorf("end of the long one: %+v after %+v", f, before[4])
+	}
+	s.history(sb.ID)
+}
+
+// Off, which is the default, records nothing; a summary counts.
+func TestFileChangesOffAndSummary(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	off := s.create(alice, Spec{})
+	w.roots.Changed(off.ID, created("/a"))
+	s.exec(off.ID, "true")
+	if got, _ := s.changes(off.ID); len(got) > 0 {
+		t.Errorf("off: %+v", got)
+	}
+	sum := s.create(alice, Spec{FileChanges: FileChangesSummary})
+	p := s.start(sum.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
+	w.roots.Changed(sum.ID, created("/a"), created("/b"))
+	if err := s.Signal(t.Context(), admin, sum.ID, p.ID, 9, false); err != nil {
+		t.Fatal(err)
+	}
+	s.wait(sum.ID, p.ID)
+	if got, _ := s.changes(sum.ID); len(got) != 1 || got[0].Created != 2 || got[0].Files != nil || !got[0].Alone {
+		t.Errorf("summary: %+v", got)
+	}
+	_, err := s.Create(t.Context(), alice, Spec{FileChanges: "much"}, CreateOptions{})
+	wantKind(t, "unknown level", err, errs.InvalidArgument)
+	fork := s.create(alice, Spec{Template: mustCommit(t, s, sum.ID)})
+	if fork.Spec.FileChanges != FileChangesSummary {
+		t.Errorf("a sandbox of the commit has %q", fork.Spec.FileChanges)
+	}
+	none := s.create(alice, Spec{Template: mustCommit(t, s, sum.ID), FileChanges: FileChangesOff})
+	if none.Spec.FileChanges != "" {
+		t.Errorf("one that wants none has %q", none.Spec.FileChanges)
+	}
+}
+
+func mustCommit(t *testing.T, s *server, id string) string {
+	t.Helper()
+	c, err := s.MakeCommit(t.Context(), alice, id, CommitOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.ID
+}
+
+// What can't be told is said, and what comes next can be.
+func TestFileChangesThatAreNotKnown(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	sb := s.create(alice, Spec{FileChanges: FileChangesFull})
+	for range 2 {
+		p := s.start(sb.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
+		w.roots.Changed(sb.ID, created("/a"))
+		if err := s.Signal(t.Context(), admin, sb.ID, p.ID, 9, false); err != nil {
+			t.Fatal(err)
+		}
+		w.roots.FailPoints(errs.New(errs.ResourceExhausted, "too many"))
+		s.wait(sb.ID, p.ID)
+		w.roots.FailPoints(nil)
+	}
+	s.exec(sb.ID, "true")
+	got, _ := s.changes(sb.ID)
+	if last := got[len(got)-1]; len(got) < 3 || last.Unknown != "" || !last.Alone {
+		t.Errorf("records: %+v", got)
+	}
+}
+
+// A file API call, an end of the server and an end of the sandbox: everything is told of once.
+func TestFileChangesAcrossServers(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	sb := s.create(alice, Spec{FileChanges: FileChangesFull})
+	f, err := s.Files(t.Context(), alice, sb.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(t.Context(), WriteRequest{PathRequest: PathRequest{Path: "x.txt"}, Offset: -1, Size: -1}, strings.NewReader("text")); err != nil {
+		t.Fatal(err)
+	}
+	w.roots.Changed(sb.ID, created("/home/user/x"))
+	p := s.start(sb.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
+	w.roots.Changed(sb.ID, created("/mine"))
+	s = s.crash()
+	if err := s.Signal(t.Context(), admin, sb.ID, p.ID, 9, false); err != nil {
+		t.Fatal(err)
+	}
+	s.wait(sb.ID, p.ID)
+	w.roots.Changed(sb.ID, created("/left"))
+	if _, err := s.Delete(t.Context(), admin, sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	got, before := s.changes(sb.ID)
+	if len(got) != 3 {
+		t.Fatalf("%d records: %+v", len(got), got)
+	}
+	if f := got[0]; !f.Between || f.Calls != 1 || f.Created != 1 {
+		t.Errorf("by the file API: %+v", f)
+	}
+	if f := got[1]; f.Unknown != "" || f.Created != 1 || f.Files[0].Path != "/mine" || before[1].Process != p.ID {
+		t.Errorf("over the kill: %+v after %+v", f, before[1])
+	}
+	if f := got[2]; !f.Between || f.Files[0].Path != "/left" {
+		t.Errorf("at the end: %+v", f)
+	}
+	s.history(sb.ID)
+}
+
+// However many files there are and whatever they are called, a record is bounded, and says where the rest is.
+func TestListOfChangesIsBounded(t *testing.T) {
+	var all []rootfs.FileChange
+	for i := range 5000 {
+		all = append(all, created(fmt.Sprintf("/work/node_modules/p%02d/f%d", i%40, i)))
+	}
+	var f changedFacts
+	f.list(all, true)
+	if f.Created != 5000 || len(f.Files) != maxNamed || f.More != 5000-maxNamed {
+		t.Errorf("%d created, %d named, %d more", f.Created, len(f.Files), f.More)
+	}
+	sum := 0
+	for _, d := range f.MoreIn {
+		if !strings.HasPrefix(d.Dir, "/work/node_modules/p") {
+			t.Errorf("directory %s", d.Dir)
+		}
+		sum += d.Files
+	}
+	if sum != f.More || len(f.MoreIn) != 40 {
+		t.Errorf("%d in %d directories", sum, len(f.MoreIn))
+	}
+	var g changedFacts
+	long := strings.Repeat("\xff", 4000)
+	g.list([]rootfs.FileChange{created("/" + long), created("/x/" + long), created("/x/y")}, true)
+	if len(g.Files) != 1 || g.More != 2 || len(g.MoreIn) != 1 || g.MoreIn[0].Dir != "/x" {
+		t.Errorf("long names: %d named, %d more in %v", len(g.Files), g.More, g.MoreIn)
+	}
+	var none changedFacts
+	none.list(all, false)
+	if none.Files != nil || none.MoreIn != nil || none.Created != 5000 {
+		t.Errorf("summary: %+v", none)
+	}
+}
