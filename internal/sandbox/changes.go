@@ -179,20 +179,23 @@ func (t *tracker) leave(id string) {
 	delete(t.alive, id)
 }
 
-// ended records what changed up to the end of a process, which is recorded.
-func (t *tracker) ended(pr *proc, leftover bool) {
+// ended records what changed up to the end of a process, which is recorded. It reports whether some of the process's
+// tree live on, as the guest says or the kernel.
+func (t *tracker) ended(pr *proc, leftover bool) (left bool) {
 	if t == nil {
-		return
+		return leftover
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	left = leftover || !pr.empty()
 	t.seen[pr.id] = true // also where an earlier server started it
 	t.lookLocked(journal.Event{Process: pr.id}, changedFacts{self: pr.id})
 	delete(t.alive, pr.id)
 	delete(t.seen, pr.id)
-	if leftover {
+	if left {
 		t.left[pr.id] = pr
 	}
+	return left
 }
 
 // runEnded is ended for a run.

@@ -142,9 +142,9 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Pr
 		m.degraded(pr, kills)
 	}
 	m.recordEnd(e, p)
-	b.changes.ended(pr, p.Leftover > 0)
+	left := b.changes.ended(pr, p.Leftover > 0)
 	b.mu.Lock()
-	pr.info = p
+	pr.info, pr.left = p, left
 	m.retireLocked(b, pr)
 	b.mu.Unlock()
 	close(pr.ended)
@@ -265,7 +265,7 @@ func (m *Manager) retireLocked(b *box, pr *proc) {
 		delete(b.procs, b.recent[0])
 		b.recent = b.recent[1:]
 	}
-	if pr.info.Leftover == 0 && pr.scope != nil && !pr.recycleLocked() {
+	if pr.info.Leftover == 0 && !pr.left && pr.scope != nil && !pr.recycleLocked() {
 		old = append(old, pr)
 	}
 	sample := m.clock.Now().Sub(b.oomRead) > oomSample && (b.sb.State == Running || b.sb.State == Paused)

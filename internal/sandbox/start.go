@@ -41,6 +41,7 @@ type proc struct {
 	watched   bool            // a watcher waits for the end
 	input     []byte          // what it is given right at its start
 	stdin     *journal.Keeper // what it was given later; nil: nothing
+	left      bool            // it has ended, and some of its tree live on
 }
 
 // answered says that the start is answered. Idempotent.
