@@ -210,6 +210,7 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	switch {
 	case fresh && info.Attached: // it was there before, and its end is recorded
 		close(r.handed)
+		c.box.changes.leave(r.id)
 	case fresh:
 		m.recordRun(r, s, with)
 	}
