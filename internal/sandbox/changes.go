@@ -230,6 +230,8 @@ func (t *tracker) call() (over func()) {
 }
 
 // changedFacts are the server's facts of files.changed: what it found by comparing two snapshots.
+//
+//casemate:facts server files.changed
 type changedFacts struct {
 	// Since is the counter of the event after which files were what they are compared with.
 	Since   uint64 `json:"since"`
