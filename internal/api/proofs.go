@@ -29,7 +29,7 @@ type proofs struct{ *API }
 var _ casematev1connect.ProofServiceHandler = (*proofs)(nil)
 
 // maxHeads bounds the checkpoints that one export is held against.
-const maxHeads = 100
+const maxHeads = 10_000
 
 // GetCheckpoint implements ProofServiceHandler.
 func (h *proofs) GetCheckpoint(context.Context, *v1.GetCheckpointRequest) (*v1.Checkpoint, error) {

@@ -39,6 +39,7 @@ var layers = [...][]string{
 	{"internal/secret/"},
 	{"internal/journal/"},
 	{"internal/journal/trajectory/"},
+	{"internal/journal/anchor/"},
 	{"internal/journal/bundle/"},
 	{"internal/journal/tree/"},
 	{"internal/store/"},

@@ -72,6 +72,8 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.Var(&f.state, "state-per-key", "limit on what agents' documents of one key hold, old versions included (default 1g)")
 	fl.DurationVar(&f.cfg.JournalAge, "journal-keep", 0, "how long the journal keeps content beside its events' hashes, as 168h; negative: for ever (default 720h)")
 	fl.Var(&f.journal, "journal-size", "limit on that content; the oldest goes first (default 2g)")
+	fl.StringArrayVar(&f.cfg.Anchors, "anchor", nil, "`FILE` that the journal's checkpoints are appended to, or URL that they are posted to (repeatable)")
+	fl.DurationVar(&f.cfg.AnchorEvery, "anchor-every", 0, "how often, where there is a new one (default 10m)")
 	fl.StringVar(&f.cfg.Runsc, "runsc", "", "`PATH` of gVisor's runsc, for isolation gvisor (default the one beside this program, or in the PATH)")
 	fl.StringArrayVar(&f.aliases, "image-alias", nil, "`IMAGE=NAME`: what stands for an image that a build begins with, a template or an image at a mirror (repeatable)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
@@ -122,6 +124,11 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 	paths := []*string{&cfg.DataDir, &cfg.RunDir, &cfg.KeysDir, &cfg.UnixSocket, &cfg.TLSCert, &cfg.TLSKey, &cfg.NetworkSets, &cfg.ProxyCredentials, &cfg.DockerConfig}
 	for i := range cfg.ExtraCAs {
 		paths = append(paths, &cfg.ExtraCAs[i])
+	}
+	for i, place := range cfg.Anchors {
+		if !strings.Contains(place, "://") {
+			paths = append(paths, &cfg.Anchors[i])
+		}
 	}
 	for _, p := range paths {
 		if *p == "" {

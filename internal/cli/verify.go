@@ -41,7 +41,7 @@ func (a *app) verifyCmd() *cobra.Command {
 Without --key the bundle's own key is used: then somebody holds a key that made all of it, and whose it is
 remains open. The server's lies in its keys directory (journal.pub), and "casemate journal checkpoint
 --json" shows it. A head is a file of "casemate journal checkpoint", or the header Casemate-Checkpoint of
-any answer.
+any answer, or several of these, one a line, as in the files that "casemate serve --anchor" writes.
 
 What only the guest saw is the word of a program inside the sandbox: the bundle proves that it was said.
 
@@ -114,7 +114,7 @@ func verifyOptions(key string, heads []string) (o bundle.Options, err error) {
 	return o, err
 }
 
-// readHeads reads checkpoints from files: as they are, or in base64 as in the header.
+// readHeads reads checkpoints from files: one as it is, or any number in base64 as in the header, one a line.
 func readHeads(files []string) ([][]byte, error) {
 	var out [][]byte
 	for _, name := range files {
@@ -122,12 +122,22 @@ func readHeads(files []string) ([][]byte, error) {
 		if err != nil {
 			return nil, errs.New(errs.NotFound, "cannot read the head %s: %v", name, unwrapped(err))
 		}
-		if note, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(b))); err == nil {
-			b = note
-		}
-		out = append(out, b)
+		out = append(out, headsOf(b)...)
 	}
 	return out, nil
+}
+
+func headsOf(b []byte) (out [][]byte) {
+	for line := range bytes.Lines(b) {
+		note, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(line)))
+		if err != nil {
+			return [][]byte{b} // a checkpoint as it is, or what will be told to be none
+		}
+		if len(note) > 0 {
+			out = append(out, note)
+		}
+	}
+	return out
 }
 
 func verdictCode(r bundle.Report) int {

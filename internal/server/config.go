@@ -72,6 +72,9 @@ type Config struct {
 	// together; 0: 30 days, 2 GiB; negative: no bound.
 	JournalAge   time.Duration
 	JournalBytes int64
+	// Anchors are files and URLs that get the journal's checkpoints, every AnchorEvery (0: 10 minutes).
+	Anchors     []string
+	AnchorEvery time.Duration
 	// StoreBytes is the size of the store for writable layers where it is an image of our own; 0: the
 	// store's default. An image that exists keeps its size.
 	StoreBytes int64

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/journal/anchor"
 )
 
 // journalDir is the directory of the data directory that holds the journal's proofs.
@@ -27,5 +28,12 @@ func (s *Server) openJournal(ctx context.Context) (*journal.Log, error) {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	s.undo.Add(func() { s.failed("close journal", events.Close()) })
+	anchors, err := anchor.Start(anchor.Config{
+		Places: s.cfg.Anchors, Every: s.cfg.AnchorEvery, Checkpoint: events.Checkpoint, Log: s.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.undo.Add(anchors.Close)
 	return events, nil
 }

@@ -182,7 +182,7 @@ type verifier struct {
 	key   note.Verifier
 	stage int
 	head  tree.Head
-	heads []tree.Head // proved to be prefixes
+	heads map[tree.Head]bool // proved to be prefixes
 	seal  *Seal
 	// checked says that the checkpoint is signed; else no proof means anything.
 	checked bool
@@ -294,7 +294,10 @@ func (v *verifier) older(l Line) {
 		v.r.Integrity.fail(-1, "an older checkpoint does not hold: %v", err)
 		return
 	}
-	v.heads = append(v.heads, h)
+	if v.heads == nil {
+		v.heads = make(map[tree.Head]bool)
+	}
+	v.heads[h] = true
 }
 
 // fields are what of an event is looked at.
@@ -510,12 +513,7 @@ func (v *verifier) proved(h tree.Head) bool {
 	if h.Size == 0 || h.Size == v.head.Size && h.Root == v.head.Root {
 		return true
 	}
-	for _, p := range v.heads {
-		if p == h {
-			return true
-		}
-	}
-	return false
+	return v.heads[h]
 }
 
 // Read calls each with every line of a bundle, in order, without verifying anything.
