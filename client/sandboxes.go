@@ -96,6 +96,13 @@ func (s *Sandboxes) Pause(ctx context.Context, sandbox string) (*Sandbox, error)
 	return sb, s.conn.wrap(err)
 }
 
+// PauseToDisk pauses a sandbox and saves its processes with their memory beside its files: Resume goes on where they
+// were, and none of them is on the host meanwhile. Only isolation gvisor can. Idempotent.
+func (s *Sandboxes) PauseToDisk(ctx context.Context, sandbox string) (*Sandbox, error) {
+	sb, err := s.rpc.PauseSandbox(ctx, &v1.PauseSandboxRequest{Sandbox: sandbox, OnDisk: true})
+	return sb, s.conn.wrap(err)
+}
+
 // PauseFiles pauses a sandbox without its memory: its processes end, and Resume starts it anew on its
 // files. Idempotent.
 func (s *Sandboxes) PauseFiles(ctx context.Context, sandbox string) (*Sandbox, error) {

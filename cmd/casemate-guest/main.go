@@ -51,6 +51,7 @@ func run() error {
 	return guest.Serve(context.Background(), s.Listener, guest.Config{
 		Spawner:    s.Spawner,
 		Bounds:     s.Bounds,
+		Images:     s.Inside,
 		SingleUser: !s.Launch.Walls.RootAllowed,
 		User:       s.Launch.User, Dir: s.Launch.Dir, Env: s.Launch.Env,
 	})

@@ -23,7 +23,7 @@ func commitMessage(c sandbox.Commit) *v1.Commit {
 		Id: c.ID, Sandbox: c.Sandbox, Parent: c.Parent, Message: c.Message, Author: c.Author, Owner: c.Owner,
 		CreatedAt: stamp(c.CreatedAt), Event: c.Event, Tags: c.Tags, Automatic: c.Automatic, Bytes: c.Bytes,
 		Frozen: span(c.Frozen), Template: c.Spec.Template, Profiles: c.Profiles, Name: c.Spec.Name,
-		Merged: c.Merged, Digest: c.Digest,
+		Merged: c.Merged, Digest: c.Digest, Memory: c.Memory,
 	}
 }
 
@@ -45,7 +45,7 @@ func commitAnswer(c sandbox.Commit, err error) (*v1.Commit, error) {
 // CreateCommit implements CommitServiceHandler.
 func (h *commits) CreateCommit(ctx context.Context, req *v1.CreateCommitRequest) (*v1.Commit, error) {
 	return commitAnswer(h.cfg.Manager.MakeCommit(ctx, principalOf(ctx), req.GetSandbox(),
-		sandbox.CommitOptions{Message: req.GetMessage(), Tag: req.GetTag()}))
+		sandbox.CommitOptions{Message: req.GetMessage(), Tag: req.GetTag(), Memory: req.GetMemory()}))
 }
 
 // GetCommit implements CommitServiceHandler.
@@ -82,7 +82,7 @@ func (h *commits) DeleteCommit(ctx context.Context, req *v1.DeleteCommitRequest)
 
 // ForkSandbox implements CommitServiceHandler.
 func (h *commits) ForkSandbox(ctx context.Context, req *v1.ForkSandboxRequest) (*v1.ForkSandboxResponse, error) {
-	o := sandbox.ForkOptions{Count: int(req.GetCount()), Name: req.GetName()}
+	o := sandbox.ForkOptions{Count: int(req.GetCount()), Name: req.GetName(), Live: req.GetLive()}
 	if req.GetLifetime() != nil {
 		if o.Lifetime = req.GetLifetime().AsDuration(); o.Lifetime <= 0 {
 			o.Lifetime = -1 // the domain's "none"

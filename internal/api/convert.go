@@ -62,6 +62,7 @@ func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
 		Dir:         s.Spec.Dir,
 		Network:     networkMessage(s.Spec.Network),
 		FilesOnly:   s.FilesOnly,
+		OnDisk:      s.OnDisk,
 		Commit:      s.Spec.Commit,
 		Head:        s.Head,
 		Record:      string(s.Spec.Record),

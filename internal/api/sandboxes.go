@@ -107,8 +107,13 @@ func (h *sandboxes) DeleteSandbox(ctx context.Context, req *v1.DeleteSandboxRequ
 
 // PauseSandbox implements SandboxServiceHandler.
 func (h *sandboxes) PauseSandbox(ctx context.Context, req *v1.PauseSandboxRequest) (*v1.Sandbox, error) {
-	if req.GetFilesOnly() {
+	switch {
+	case req.GetFilesOnly() && req.GetOnDisk():
+		return nil, errs.New(errs.InvalidArgument, "files_only keeps no memory, and on_disk does").WithHint("set one of them")
+	case req.GetFilesOnly():
 		return answer(h.cfg.Manager.PauseFiles(ctx, principalOf(ctx), req.GetSandbox()))
+	case req.GetOnDisk():
+		return answer(h.cfg.Manager.PauseToDisk(ctx, principalOf(ctx), req.GetSandbox()))
 	}
 	return answer(h.cfg.Manager.Pause(ctx, principalOf(ctx), req.GetSandbox()))
 }

@@ -12,22 +12,26 @@ import (
 func (a *app) forkCmd() *cobra.Command {
 	var count int32
 	var name string
+	var live bool
 	cmd := &cobra.Command{
 		Use:   "fork [flags] SANDBOX",
 		Short: "Make sandboxes with the files that another one has now",
 		Long: `Make new sandboxes with the files, settings, environment and labels that a sandbox has now, and print their
-ids. Each goes its own way from there. No process comes along, and the sandbox itself goes on.
+ids. Each goes its own way from there, and the sandbox itself goes on. No process comes along, unless --live
+is given: then each goes on with all processes that the sandbox has, but for their connections to and from
+outside. Only isolation gvisor can do that.
 
 Exit codes: 0 when all were made, 1 when some were not, 125 when none was.`,
 		Example: `  casemate fork web
-  casemate fork web --count 10 --name try`,
+  casemate fork web --count 10 --name try
+  casemate fork web --live`,
 		Args:              exactly(1, "one sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			if count < 1 {
 				return usageError("--count is %d: at least one fork is made", count)
 			}
-			forks, err := c.Commits.Fork(ctx, &client.ForkRequest{Sandbox: args[0], Count: count, Name: name})
+			forks, err := c.Commits.Fork(ctx, &client.ForkRequest{Sandbox: args[0], Count: count, Name: name, Live: live})
 			if err != nil {
 				return cannot(err, "fork sandbox %s", args[0])
 			}
@@ -35,6 +39,7 @@ Exit codes: 0 when all were made, 1 when some were not, 125 when none was.`,
 		}),
 	}
 	cmd.Flags().Int32VarP(&count, "count", "n", 1, "how many, up to 100")
+	cmd.Flags().BoolVar(&live, "live", false, "go on with its processes")
 	cmd.Flags().StringVar(&name, "name", "", "their name, with -1, -2, … where they are several")
 	return cmd
 }

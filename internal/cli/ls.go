@@ -98,6 +98,9 @@ func stateText(s *client.Sandbox) string {
 	if s.GetFilesOnly() {
 		return s.GetState() + ", files only"
 	}
+	if s.GetOnDisk() {
+		return s.GetState() + ", on disk"
+	}
 	return s.GetState()
 }
 

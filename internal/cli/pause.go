@@ -10,11 +10,16 @@ import (
 )
 
 func (a *app) pauseCmd() *cobra.Command {
-	var filesOnly bool
+	var filesOnly, onDisk bool
 	cmd := &cobra.Command{
 		Use:   "pause [flags] SANDBOX",
 		Short: "Freeze every process of a sandbox, or keep its files only",
 		Long: `Freeze every process of a sandbox. It uses no CPU until "casemate resume"; memory and files are kept.
+
+With --on-disk its processes are saved with their memory beside the files, and the machine's memory is given
+back: it costs disk and nothing else, and survives a restart of the server and of the machine. "casemate
+resume" goes on where they were; connections to and from outside have ended. Only isolation gvisor can do
+that, and what one runsc has saved, another version can't restore.
 
 With --files-only its processes end, and everything but its files and settings is given back: it costs
 disk and nothing else, and survives a restart of the machine. "casemate resume" starts it anew on its
@@ -28,11 +33,16 @@ Exit codes: 0, or 125 when it could not be paused.`,
 			if filesOnly {
 				pause = c.Sandboxes.PauseFiles
 			}
+			if onDisk {
+				pause = c.Sandboxes.PauseToDisk
+			}
 			sb, err := pause(ctx, args[0])
 			return a.printState(sb, cannot(err, "pause sandbox %s", args[0]))
 		}),
 	}
+	cmd.Flags().BoolVar(&onDisk, "on-disk", false, "save its processes on disk, and give back the memory")
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "end its processes and keep the files")
+	cmd.MarkFlagsMutuallyExclusive("on-disk", "files-only")
 	return cmd
 }
 
@@ -40,8 +50,8 @@ func (a *app) resumeCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume SANDBOX",
 		Short: "Let a paused sandbox go on",
-		Long: `Let the processes of a paused sandbox go on where they were, or start it anew on its files where it was
-paused with --files-only.
+		Long: `Let the processes of a paused sandbox go on where they were, also those that lie on disk, or start it anew on
+its files where it was paused with --files-only.
 
 Exit codes: 0, or 125 when it could not be resumed.`,
 		Args:              exactly(1, "one sandbox"),

@@ -121,7 +121,7 @@ func (a *API) create(c call, req newSandbox, timeout int64) error {
 	s, err := a.cfg.Manager.Create(c.r.Context(), c.p, sandbox.Spec{
 		Template: t.name, Profile: t.profile, Labels: labels, Env: environment(req.EnvVars, sandboxID, t.asked),
 		Lifetime: life, RestPaused: true, PauseAtEnd: req.AutoPause, PauseFilesOnly: req.AutoPauseMemory != nil && !*req.AutoPauseMemory,
-		Extra: k.put(nil), Network: network, Contexts: interpreter.Warm(t.asked, t.profile),
+		PauseOnDisk: true, Extra: k.put(nil), Network: network, Contexts: interpreter.Warm(t.asked, t.profile),
 	}, sandbox.CreateOptions{ID: sandboxID})
 	if err != nil && (len(headers) > 0 || !proxy.Empty()) {
 		a.dropTransforms(c, sandboxID)

@@ -60,7 +60,13 @@ func (a *API) commitOf(ctx context.Context, p sandbox.Principal, ref string) (sa
 	return sandbox.Commit{}, err
 }
 
-// snapshot saves a sandbox's files.
+// live reports whether what is made of a sandbox goes on with its processes: where its isolation can save them, and
+// there are any.
+func (a *API) live(c call, s sandbox.Sandbox) bool {
+	return !s.FilesOnly && a.cfg.Manager.HasImages(c.r.Context(), s.Spec.Isolation)
+}
+
+// snapshot saves a sandbox's files, and its processes where they can be.
 func (a *API) snapshot(c call) error {
 	s, err := a.alive(c)
 	if err != nil {
@@ -72,7 +78,7 @@ func (a *API) snapshot(c call) error {
 	if err := c.decode(&req); err != nil {
 		return err
 	}
-	o := sandbox.CommitOptions{Message: "snapshot"}
+	o := sandbox.CommitOptions{Message: "snapshot", Memory: a.live(c, s)}
 	if req.Name != "" {
 		name, tag := parseTemplate(req.Name)
 		o.Tag = name + ":" + tag
@@ -174,7 +180,7 @@ func (a *API) fork(c call) error {
 func (a *API) forkInto(c call, s sandbox.Sandbox, count int, life time.Duration) error {
 	bare := make(map[string]error) // forks that lack the headers of their origin
 	_, all, err := a.cfg.Manager.Fork(c.r.Context(), c.p, s.ID, sandbox.ForkOptions{
-		Count: count, Lifetime: life,
+		Count: count, Lifetime: life, Live: a.live(c, s),
 		Shape: func(sandboxID string, spec *sandbox.Spec) {
 			spec.Env = map[string]string{"E2B_SANDBOX_ID": sandboxID}
 			if err := a.copyTransforms(c, s.ID, sandboxID); err != nil {

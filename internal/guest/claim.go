@@ -20,18 +20,36 @@ func (g *Guest) claim(r guestwire.Claim) error {
 	if g.id.claimed {
 		return errs.New(errs.FailedPrecondition, "the sandbox has been claimed")
 	}
-	id := identity{claimed: true, claim: r, user: g.id.user, dir: g.id.dir}
-	if r.User != "" {
-		id.user = r.User
+	id := identity{claimed: true, claim: r, user: or(r.User, g.id.user), dir: or(r.Dir, g.id.dir)}
+	return g.identifyLocked(id)
+}
+
+// restored takes up the life that a memory image has saved: with a new identity, or the one that it has.
+func (g *Guest) restored(r guestwire.Restored) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	id := g.id
+	if c := r.Claim; c != nil {
+		id.claimed, id.claim = true, *c
+		id.user, id.dir = or(c.User, id.user), or(c.Dir, id.dir)
 	}
-	if r.Dir != "" {
-		id.dir = r.Dir
+	return g.identifyLocked(id) // the host name is new in any case
+}
+
+func or(a, b string) string {
+	if a == "" {
+		return b
 	}
+	return a
+}
+
+// identifyLocked gives the sandbox an identity, or on error none.
+func (g *Guest) identifyLocked(id identity) error {
 	if err := g.checkClaim(&id); err != nil {
 		return err
 	}
-	if r.Hostname != "" {
-		if err := unix.Sethostname([]byte(r.Hostname)); err != nil {
+	if name := id.claim.Hostname; name != "" {
+		if err := unix.Sethostname([]byte(name)); err != nil {
 			return errs.Wrap(err, errs.Internal, "cannot set the host name: %v", err)
 		}
 	}

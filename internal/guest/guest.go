@@ -50,6 +50,8 @@ type Config struct {
 	Env  map[string]string
 	// Bounds holds the limits that the kernel below does not; nil where it does.
 	Bounds *bounds.Group
+	// Images says that the kernel below can save the sandbox with its processes in a memory image.
+	Images bool
 	// Output bounds the output kept of all processes; 0 means DefaultOutput.
 	Output int64
 }
@@ -68,6 +70,8 @@ type Guest struct {
 	null      int          // a descriptor of /dev/null, never closed
 	dials     atomic.Int32 // connections to and from ports
 	accepted  accepted     // connections from inside that wait for the server
+	links     links        // the server's connections
+	own       []string     // what /proc/PID/fd shows of files of the host that a memory image may hold
 	wide      atomic.Int32 // connections that carry much
 	shortUsed atomic.Int64 // when the short way was taken last, in Unix nanoseconds
 
@@ -109,6 +113,11 @@ func Serve(ctx context.Context, l net.Listener, cfg Config) error {
 		pool: output.NewPool(orDefault(cfg.Output, DefaultOutput)),
 		id:   identity{user: cfg.User, dir: cfg.Dir},
 	}
+	if cfg.Images { // before any connection is there
+		if g.own, err = hostFiles("self"); err != nil {
+			return err
+		}
+	}
 	g.reaper = newReaper(g.processes.orphaned)
 	g.workers = newWorkers(g)
 	g.contexts = contexts.New(contexts.Config{Launcher: launcher{g}, Hangup: func(c *guestwire.Conn) contexts.Hangup { return newHangup(c) }})
@@ -143,6 +152,7 @@ func (g *Guest) accept(ctx context.Context, l net.Listener) error {
 			<-time.After(acceptPause)
 			continue
 		}
+		g.links.open()
 		go func() {
 			defer func() { <-slots }()
 			g.converse(guestwire.NewConn(c))
@@ -155,6 +165,10 @@ const acceptPause = 10 * time.Millisecond
 
 // converse serves the calls of a connection, one after the other.
 func (g *Guest) converse(c *guestwire.Conn) {
+	if !g.links.add(c.Conn) {
+		return
+	}
+	defer g.links.remove(c.Conn)
 	for {
 		method, kept := g.answer(c)
 		if !kept {
@@ -211,6 +225,10 @@ func (g *Guest) serve(c *guestwire.Conn, call guestwire.Call, files []*os.File) 
 		return c.Reply(guestwire.Environment{Env: g.identity().claim.Env})
 	case guestwire.MethodSync:
 		return okay(c, syncFiles())
+	case guestwire.MethodPrepare:
+		return g.prepareImage(c)
+	case guestwire.MethodRestored:
+		return ask(c, call, g.restored)
 	case guestwire.MethodOutput:
 		return g.serveOutput(c, call)
 	case guestwire.MethodInput:

@@ -245,6 +245,10 @@ func (s *short) leave(then func(*guestwire.Conn) bool) {
 	if err != nil {
 		return // no descriptor is left; the server dials again
 	}
+	if !s.g.links.add(nc) {
+		return
+	}
+	defer s.g.links.remove(nc)
 	c := guestwire.NewConn(nc)
 	if then != nil {
 		s.g.memory.begin()

@@ -195,6 +195,16 @@ func (ws *workers) dropLocked(w *worker) {
 	_ = w.conn.Close()
 }
 
+// end ends all workers, with the calls that they have.
+func (ws *workers) end() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	for _, w := range ws.byUID {
+		_ = w.child.signal(unix.SIGKILL)
+		ws.dropLocked(w)
+	}
+}
+
 // take sends a call and its connection to the worker.
 func (w *worker) take(conn *net.UnixConn, call guestwire.Call) error {
 	payload, err := guestwire.AppendCall(nil, call)

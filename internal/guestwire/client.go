@@ -126,6 +126,33 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 // Sync returns once dirty data of the sandbox's files is flushed.
 func (c *Client) Sync(ctx context.Context) error { return c.ok(ctx, MethodSync, nil) }
 
+// Prepare makes the guest ready for a memory image: when it returns, the guest holds no connection any more. It opens
+// up again with the next one that comes. FailedPrecondition: something inside keeps one open.
+func (c *Client) Prepare(ctx context.Context) error {
+	x, err := c.begin(ctx, MethodPrepare, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer x.close()
+	if err := x.reply(nil); err != nil {
+		return x.failed(MethodPrepare, err)
+	}
+	// The call's own connection goes last, and that can only be seen.
+	_, err = x.frame()
+	switch err {
+	case io.EOF:
+		return nil
+	case nil:
+		err = broken("a frame after the last one")
+	}
+	return x.failed(MethodPrepare, err)
+}
+
+// Restored tells the guest that the sandbox goes on from a memory image. A call that is repeated does no harm.
+func (c *Client) Restored(ctx context.Context, r Restored) error {
+	return c.ok(ctx, MethodRestored, r)
+}
+
 // Start starts a process, or attaches to the one of that id. The files of its scope stay the
 // caller's. Kinds: InvalidArgument (argv, env), NotFound (program, directory, user),
 // PermissionDenied (program), ResourceExhausted (processes).

@@ -79,6 +79,9 @@ type Runtime struct {
 	Layout []string `json:"layout,omitempty"`
 	// Capabilities is the program's bounding set, in the cell's own user namespace.
 	Capabilities []uint8 `json:"capabilities"`
+	// Image indexes the detached mount of a directory with a memory image, from which the program restores the sandbox:
+	// the guest inside is launched already, and the program ends when it has restored it. Nil: it starts one.
+	Image *int `json:"image,omitempty"`
 }
 
 // Where a runtime finds things in the cell's own file system, which no process of the sandbox sees.
@@ -86,10 +89,12 @@ const (
 	RuntimeRoot    = "/root"
 	RuntimeProgram = "/runtime"
 	RuntimeGuest   = "/guest"
+	RuntimeImage   = "/image" // where there is one
 	// RuntimeControlFD is the descriptor at which the program gets the guest's control socket, and at which
 	// it hands it on to the guest inside. The first message on it is MethodLaunch; after its answer, each
-	// byte brings one connection as a passed descriptor.
-	RuntimeControlFD = 3
+	// byte brings one connection as a passed descriptor. It is standard input, which a runtime restores like the other
+	// two with what it is given anew.
+	RuntimeControlFD = 0
 )
 
 // The arguments that tell a guest that is not PID 1 of the sandbox itself what it is.

@@ -13,6 +13,9 @@ const (
 	MethodBound  Method = "bound"  // Bounds → ok: changes what the guest itself holds the sandbox to
 	MethodSync   Method = "sync"   // no body → ok, after dirty data of the sandbox's files is flushed
 
+	MethodPrepare  Method = "image.prepare"  // no body → ok: every connection is closed, for a memory image
+	MethodRestored Method = "image.restored" // Restored → ok: the first call after a restore from one
+
 	MethodStart      Method = "process.start"  // StartProcess (+ scope files) → ProcessInfo
 	MethodRun        Method = "process.run"    // RunProcess (+ scope files) → FrameReply(ProcessInfo), then as process.output
 	MethodOutput     Method = "process.output" // OutputRequest → FrameOutput/FrameGap…, then FrameEnd with ProcessInfo
@@ -47,6 +50,13 @@ type Claim struct {
 	Env      map[string]string `json:"env,omitempty"` // for every process, above the template's
 	User     string            `json:"user"`          // default user
 	Dir      string            `json:"dir"`           // default working directory
+}
+
+// Restored tells a guest that its sandbox goes on from a memory image.
+type Restored struct {
+	// Claim takes the place of the identity that the image has: for a sandbox that is another one. Processes that run
+	// keep the environment that they have. Nil: it is the sandbox that the image was made of.
+	Claim *Claim `json:"claim,omitempty"`
 }
 
 // Environment is what a claim gave every process. It is the guest's word.

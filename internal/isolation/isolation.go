@@ -25,6 +25,7 @@ import (
 	"os"
 	"time"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/rootfs"
 )
 
@@ -88,6 +89,17 @@ type Runtime struct {
 	// Inside are the limits of the processes inside, which the guest there holds. Spec.Limits are the cell's, and
 	// leave room for the runtime itself.
 	Inside Limits
+	// Image is a host directory with a memory image, which shows in the cell as guestwire.RuntimeImage: the program
+	// restores the sandbox from it and ends. "": it starts one.
+	Image string
+	// Walls are, where there is an image, those that its guest has put up.
+	Walls ImageWalls
+}
+
+// ImageWalls are the walls of the processes in a memory image, as Applied has them.
+type ImageWalls struct {
+	Capabilities []string `json:"capabilities"`
+	NoNewPrivs   bool     `json:"no_new_privs"`
 }
 
 // HostProcess is a process of a cell as the host's kernel shows it.
@@ -127,6 +139,15 @@ type Network struct {
 type File struct {
 	Path    string `json:"path"` // absolute and clean
 	Content []byte `json:"content"`
+}
+
+// MemoryImages is the name of the Capability to save and restore sandboxes with their processes.
+const MemoryImages = "memory-images"
+
+// NoMemoryImages is what backends without memory images answer.
+func NoMemoryImages(backend string) error {
+	return errs.New(errs.Unsupported, "isolation %s has no memory images: a sandbox's processes can't be saved", backend).
+		WithHint("use isolation gvisor, or keep the files only")
 }
 
 // Capability is one thing that a backend could do on this host.
@@ -235,6 +256,13 @@ type Instance interface {
 	Freeze(ctx context.Context) error
 	// Thaw lets them go on. Idempotent.
 	Thaw(ctx context.Context) error
+	// Checkpoint saves the processes with their memory as a memory image in dir, an empty directory of the host that
+	// nobody but root can enter. The guest closes all its connections for it (guestwire.MethodPrepare). Afterwards
+	// the instance is frozen, so that its files stay those that belong to the image, until Thaw; on error it is as it
+	// was before. What the image takes counts on the disk that dir lies on. It does not promise to survive a power
+	// loss before its files are flushed. Kinds: Unsupported, ResourceExhausted (no room), FailedPrecondition (the
+	// guest can't close its connections).
+	Checkpoint(ctx context.Context, dir string) error
 	// Usage reads the kernel's accounting.
 	Usage(ctx context.Context) (Usage, error)
 	// Update changes limits of the running instance.
@@ -257,6 +285,13 @@ type Backend interface {
 	// Start builds an instance and returns when its guest answers. On error nothing is left behind.
 	// Kinds: Unsupported (a required layer is missing), ResourceExhausted (uid ranges), Internal.
 	Start(ctx context.Context, s Spec) (Instance, error)
+	// Restore builds an instance whose processes are those of a memory image, which Checkpoint made in dir, on files that
+	// are as they were then. It returns when its guest answers, who is to be told (guestwire.MethodRestored). The image
+	// stays as it is, and may be restored many times, also side by side, each time with another id; Profile,
+	// whether there is a network, and OpenFiles are the image's. Nothing in dir is needed once it returns. On error
+	// nothing is left behind. Kinds: those of Start, Unsupported (the backend has no memory images),
+	// FailedPrecondition (the image does not fit this server or the spec; the text says why), NotFound.
+	Restore(ctx context.Context, s Spec, dir string) (Instance, error)
 	// Adopt takes up an instance that an earlier server started. errs.NotFound means that it is gone.
 	Adopt(ctx context.Context, record json.RawMessage) (Instance, error)
 	// Sweep removes everything this server's backend left behind whose sandbox id is not in keep:

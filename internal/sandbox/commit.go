@@ -32,6 +32,8 @@ type Commit struct {
 	// Automatic says that it was made on the way to something else: a fork, a checkout.
 	Automatic bool
 	Tags      []string // of its owner, by name
+	// Memory says that it holds the processes with their memory as well: what starts from it goes on where they were.
+	Memory bool
 	// Bytes is what it took beyond what was kept already.
 	Bytes int64
 	// Digest is of its files, as VerifyCommit tells; "": nobody has asked for it yet.
@@ -56,6 +58,7 @@ type commitBody struct {
 	Message   string        `json:"message,omitempty"`
 	Event     uint64        `json:"event"`
 	Automatic bool          `json:"automatic,omitempty"`
+	Memory    bool          `json:"memory,omitempty"`
 	Bytes     int64         `json:"bytes"`
 	Frozen    time.Duration `json:"frozen"`
 	Spec      Spec          `json:"spec"`
@@ -66,8 +69,8 @@ func (c Commit) row() (store.Commit, error) {
 	spec := c.Spec
 	spec.Env = nil
 	text, err := json.Marshal(commitBody{
-		Author: c.Author, Message: c.Message, Event: c.Event, Automatic: c.Automatic, Bytes: c.Bytes, Frozen: c.Frozen,
-		Spec: spec, Profiles: c.Profiles,
+		Author: c.Author, Message: c.Message, Event: c.Event, Automatic: c.Automatic, Memory: c.Memory, Bytes: c.Bytes,
+		Frozen: c.Frozen, Spec: spec, Profiles: c.Profiles,
 	})
 	if err != nil {
 		return store.Commit{}, fmt.Errorf("encode commit %s: %w", c.ID, err)
@@ -84,8 +87,8 @@ func ofCommitRow(r store.Commit) (Commit, error) {
 	}
 	return Commit{
 		ID: r.ID, Owner: r.Owner, Sandbox: r.Sandbox, Parent: r.Parent, Merged: r.Merged, Digest: r.Digest, Author: b.Author, Message: b.Message,
-		CreatedAt: timeOf(r.Created), Event: b.Event, Automatic: b.Automatic, Bytes: b.Bytes, Frozen: b.Frozen,
-		Spec: b.Spec, Profiles: b.Profiles, layer: r.Layer,
+		CreatedAt: timeOf(r.Created), Event: b.Event, Automatic: b.Automatic, Memory: b.Memory, Bytes: b.Bytes,
+		Frozen: b.Frozen, Spec: b.Spec, Profiles: b.Profiles, layer: r.Layer,
 	}, nil
 }
 
@@ -96,6 +99,9 @@ type CommitOptions struct {
 	Tag string
 	// Automatic says that it is made on the way to something else.
 	Automatic bool
+	// Memory keeps the processes with their memory as well. The sandbox stands still while they are saved, and its
+	// connections to and from outside end in what starts from the commit.
+	Memory bool
 	// Settle takes out of what was changed since the commit before what tells when that was: no file bears a
 	// later time, and logs are empty; see rootfs.Store.Settle. Zero: everything stays as it is.
 	Settle time.Time
@@ -119,7 +125,8 @@ func (o CommitOptions) check() error {
 
 // MakeCommit saves the files of a sandbox as they are now, also those of its workspaces. One that runs is
 // held for a few milliseconds, in which its files come to rest; one that is paused, in either way, stays so.
-// Kinds: InvalidArgument, NotFound, FailedPrecondition (it is not alive), ResourceExhausted (no room).
+// Kinds: InvalidArgument, NotFound, FailedPrecondition (it is not alive), ResourceExhausted (no room), Unsupported (with
+// memory: its isolation has no memory images).
 func (m *Manager) MakeCommit(ctx context.Context, p Principal, ref string, o CommitOptions) (Commit, error) {
 	if err := o.check(); err != nil {
 		return Commit{}, err
@@ -147,6 +154,7 @@ type committedFacts struct {
 	Message   string `json:"message,omitempty"`
 	Tag       string `json:"tag,omitempty"`
 	Automatic bool   `json:"automatic,omitempty"`
+	Memory    bool   `json:"memory,omitempty"`
 	Bytes     int64  `json:"bytes"`
 	FrozenUS  int64  `json:"frozen_us"`
 	Layer     string `json:"layer"`
@@ -158,7 +166,10 @@ func (m *Manager) commit(ctx context.Context, actor string, b *box, o CommitOpti
 	if now.State != Running && now.State != Paused {
 		return Commit{}, &TransitionError{ID: b.id, From: now.State}
 	}
-	if !now.FilesOnly {
+	if err := m.canKeepMemory(ctx, now, o); err != nil {
+		return Commit{}, err
+	}
+	if !now.asleep() {
 		if err := m.keepEnv(ctx, b); err != nil {
 			return Commit{}, err
 		}
@@ -187,7 +198,7 @@ func (m *Manager) commit(ctx context.Context, actor string, b *box, o CommitOpti
 	}
 	c := Commit{
 		ID: id.New(id.Commit), Owner: b.owner, Sandbox: b.id, Parent: now.Head, Author: or(actor, "server"), Message: o.Message,
-		CreatedAt: wall(m.clock.Now()), Event: at, Automatic: automatic, Bytes: layer.Bytes, Frozen: frozen, layer: layer.ID,
+		CreatedAt: wall(m.clock.Now()), Event: at, Automatic: automatic, Memory: o.Memory || now.OnDisk, Bytes: layer.Bytes, Frozen: frozen, layer: layer.ID,
 		Spec: now.Spec, Profiles: m.profilesLike(ctx, now.Spec),
 	}
 	if o.Tag != "" {
@@ -206,16 +217,19 @@ func (m *Manager) keepLayer(ctx context.Context, b *box, now Sandbox, o CommitOp
 	if err != nil {
 		return rootfs.Layer{}, 0, err
 	}
-	if ok && o.Settle.IsZero() && m.cfg.Roots.Unchanged(b.id, head.Layer) {
+	if ok && o.Settle.IsZero() && !o.Memory && m.cfg.Roots.Unchanged(b.id, head.Layer) {
 		return rootfs.Layer{ID: head.Layer}, 0, nil
 	}
 	b.mu.Lock()
 	plan := b.body.Plan
 	b.mu.Unlock()
-	if now.State != Running {
+	if now.State != Running && (!o.Memory || now.OnDisk) {
 		nothing := func() error { return nil }
 		layer, err := m.cfg.Roots.Commit(ctx, b.id, plan, nothing, nothing)
 		return layer, 0, err
+	}
+	if o.Memory {
+		return m.keepWithMemory(ctx, b, now, plan)
 	}
 	var began time.Time
 	var frozen time.Duration
@@ -245,7 +259,7 @@ func (m *Manager) recordCommit(b *box, c Commit, o CommitOptions) error {
 	before := b.sb.Head
 	b.sb.Head = c.ID
 	saved := m.saveLocked(b, event(journal.CommitMade, c.Author, committedFacts{
-		Commit: c.ID, Parent: c.Parent, Message: cut(c.Message), Tag: o.Tag, Automatic: c.Automatic, Bytes: c.Bytes,
+		Commit: c.ID, Parent: c.Parent, Message: cut(c.Message), Tag: o.Tag, Automatic: c.Automatic, Memory: c.Memory, Bytes: c.Bytes,
 		FrozenUS: c.Frozen.Microseconds(), Layer: c.layer,
 	}), writes...)
 	b.mu.Unlock()

@@ -143,6 +143,15 @@ type Roots interface {
 	AtPoint(id string, p rootfs.Point) bool
 	// Between tells which files differ between two points.
 	Between(ctx context.Context, id string, p rootfs.Plan, from, to rootfs.Point) ([]rootfs.FileChange, error)
+	// NewMemory returns an empty directory for a memory image of a sandbox, and KeepMemory makes what was put there its
+	// image, which goes with its files: a commit keeps it, too. DropMemory removes it.
+	NewMemory(id string) (dir string, err error)
+	KeepMemory(id string) error
+	DropMemory(id string) error
+	// Memory and LayerMemory return the directory of the memory image that a sandbox, or a committed layer, has.
+	// NotFound: it has none.
+	Memory(id string) (dir string, err error)
+	LayerMemory(layer string) (dir string, err error)
 	// Durable reports whether a sandbox's files survive a restart of the server without a process in it.
 	Durable() bool
 }

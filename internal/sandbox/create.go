@@ -103,6 +103,12 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 		return nil, m.startFailed(b, p, err)
 	}
 	undo.Release()
+	restored := b.restored
+	if restored {
+		if err := m.inherit(ctx, b); err != nil {
+			m.log.Warn("cannot take up the processes that a sandbox began with", "sandbox", b.id, "error", err)
+		}
+	}
 	close(b.ready)
 	m.background(func() { m.follow(b, inst) })
 	if _, err := running.Wait(); err != nil {
@@ -110,6 +116,9 @@ func (m *Manager) create(ctx context.Context, p Principal, s Spec, sandboxID str
 		m.beginEnd(b, "", EndStartFailed, "its start could not be recorded")
 		<-b.ended
 		return nil, err
+	}
+	if restored { // its interpreters and its service came along
+		return b, nil
 	}
 	m.warm(p, b)
 	if err := m.serve(ctx, p, b); err != nil {
@@ -204,7 +213,12 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	spec := isolation.Spec{ID: b.id, Profile: s.Profile, Root: plan, Limits: s.Limits, AllowMissing: s.AllowMissing}
 	networkOf(s.Network, &spec)
 	env := m.granted(ctx, b, s, &spec)
-	inst, err := backend.Start(ctx, spec)
+	image, err := m.restorable(plan)
+	if err != nil {
+		return err
+	}
+	b.restored = image != ""
+	inst, err := m.startOrRestore(ctx, backend, spec, image)
 	if err != nil {
 		return err
 	}
@@ -219,7 +233,7 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	}
 	place := seatOf(inst)
 	client := guestwire.NewClient(place.Dial)
-	if err := m.claim(ctx, client, b, env, plan); err != nil {
+	if err := m.claim(ctx, client, b, env, plan, image != ""); err != nil {
 		return err
 	}
 	step("claim")
@@ -256,16 +270,27 @@ func planRequest(sandboxID string, s Spec) rootfs.Request {
 	return r
 }
 
-// claim gives the instance its identity, in one step. A pooled instance gets it in the same way.
-func (m *Manager) claim(ctx context.Context, g guest, b *box, env map[string]string, plan rootfs.Plan) error {
+func (m *Manager) startOrRestore(ctx context.Context, b isolation.Backend, s isolation.Spec, image string) (isolation.Instance, error) {
+	if image == "" {
+		return b.Start(ctx, s)
+	}
+	return b.Restore(ctx, s, image)
+}
+
+// claim gives the instance its identity, in one step. A pooled instance gets it in the same way; one that was restored
+// from another sandbox's memory image gives up that one's.
+func (m *Manager) claim(ctx context.Context, g guest, b *box, env map[string]string, plan rootfs.Plan, restored bool) error {
 	ctx, cancel := m.prompt(ctx)
 	defer cancel()
 	s := b.snapshot().Spec
-	err := g.Claim(ctx, guestwire.Claim{
+	claim := guestwire.Claim{
 		Sandbox: b.id, Hostname: s.Name, Env: env,
 		User: or(s.User, plan.User), Dir: or(s.Dir, plan.Dir),
-	})
-	return cause(ctx, err)
+	}
+	if restored {
+		return cause(ctx, g.Restored(ctx, guestwire.Restored{Claim: &claim}))
+	}
+	return cause(ctx, g.Claim(ctx, claim))
 }
 
 // started makes a started instance a running sandbox, unless it is to end already.

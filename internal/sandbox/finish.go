@@ -44,6 +44,13 @@ func (m *Manager) await(pr *proc) {
 			t.Stop()
 			return
 		}
+		select {
+		case <-pr.box.inst.there(): // while its memory lies on disk, nothing ends
+		case <-pr.ended:
+			return
+		case <-m.ctx.Done():
+			return
+		}
 	}
 }
 

@@ -24,6 +24,8 @@ type ForkOptions struct {
 	Name string
 	// Lifetime is the forks', as in a Spec; 0: the parent's.
 	Lifetime time.Duration
+	// Live makes the forks go on with the processes that the sandbox has.
+	Live bool
 	// Shape changes the spec of one fork before it is made; nil: none does.
 	Shape func(sandboxID string, s *Spec)
 }
@@ -38,7 +40,9 @@ type Forked struct {
 const forkers = 32
 
 // Fork makes new sandboxes with the files, the settings, the environment and the labels that a sandbox has
-// now. Each has its own identity; what they share is never written to. No process comes along. The commit
+// now. Each has its own identity; what they share is never written to. No process comes along, unless they are live:
+// then each goes on with all processes where they were, without their connections to and from outside, and with the
+// environment that they had. The commit
 // that they start from is returned, and an entry for each of them: with an error where it could not be
 // made. The error is for what failed before any was begun.
 func (m *Manager) Fork(ctx context.Context, p Principal, ref string, o ForkOptions) (Commit, []Forked, error) {
@@ -53,7 +57,7 @@ func (m *Manager) Fork(ctx context.Context, p Principal, ref string, o ForkOptio
 	if b == nil {
 		return Commit{}, nil, &TransitionError{ID: stopped.ID, From: stopped.State}
 	}
-	c, err := m.forkPoint(ctx, p, b)
+	c, err := m.forkPoint(ctx, p, b, o.Live)
 	if err != nil {
 		return Commit{}, nil, err
 	}
@@ -81,12 +85,12 @@ func (m *Manager) Fork(ctx context.Context, p Principal, ref string, o ForkOptio
 }
 
 // forkPoint commits what b's forks begin with.
-func (m *Manager) forkPoint(ctx context.Context, p Principal, b *box) (Commit, error) {
+func (m *Manager) forkPoint(ctx context.Context, p Principal, b *box, live bool) (Commit, error) {
 	if err := b.acquire(ctx); err != nil {
 		return Commit{}, err
 	}
 	defer b.release()
-	return m.commit(ctx, p.ID, b, CommitOptions{Message: "fork of " + b.name}, true)
+	return m.commit(ctx, p.ID, b, CommitOptions{Message: "fork of " + b.name, Memory: live}, true)
 }
 
 func forkSpec(c Commit, o ForkOptions, i int) Spec {

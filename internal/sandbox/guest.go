@@ -15,6 +15,7 @@ import (
 // guest is what the Manager asks of a sandbox's guest; guestwire.Client implements it.
 type guest interface {
 	Claim(ctx context.Context, r guestwire.Claim) error
+	Restored(ctx context.Context, r guestwire.Restored) error
 	Status(ctx context.Context) (guestwire.Status, error)
 	Env(ctx context.Context) (map[string]string, error)
 	Start(ctx context.Context, r guestwire.StartProcess, files []*os.File) (guestwire.ProcessInfo, error)

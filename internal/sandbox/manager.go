@@ -146,6 +146,8 @@ type box struct {
 	backend isolation.Backend
 	inst    *seat // nil while starting; empty while it is paused without memory
 	guest   guest // nil while starting
+	// restored says that it began with the processes of a memory image. It is the create's alone.
+	restored bool
 	// leaving is set while the instance is taken down and the sandbox stays.
 	leaving bool
 	// bound is the commit whose files it is to get, from before that is recorded; "": none.

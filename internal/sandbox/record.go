@@ -25,6 +25,7 @@ type body struct {
 	Applied    Applied                  `json:"applied"`
 	Timings    map[string]time.Duration `json:"timings,omitempty"`
 	FilesOnly  bool                     `json:"files_only,omitempty"`
+	OnDisk     bool                     `json:"on_disk,omitempty"`
 	Head       string                   `json:"head,omitempty"`
 	// Checkout is the commit whose files are to take the place of the sandbox's; "": none. It is set only
 	// while a checkout is under way.
@@ -42,7 +43,7 @@ func (b *box) rowLocked() (store.Sandbox, error) {
 	b.body.StartedAt, b.body.ExpiresAt, b.body.LastActive = s.StartedAt, s.ExpiresAt, s.LastActive
 	b.body.EndReason, b.body.EndDetail = s.EndReason, s.EndDetail
 	b.body.Applied, b.body.Timings = s.Applied, s.Timings
-	b.body.FilesOnly, b.body.Head = s.FilesOnly, s.Head
+	b.body.FilesOnly, b.body.OnDisk, b.body.Head = s.FilesOnly, s.OnDisk, s.Head
 	text, err := json.Marshal(b.body)
 	if err != nil {
 		return store.Sandbox{}, fmt.Errorf("encode sandbox %s: %w", s.ID, err)
@@ -77,7 +78,7 @@ func ofRow(r store.Sandbox) (Sandbox, body, error) {
 		ID: r.ID, State: State(r.State), Spec: b.Spec, Owner: r.Owner, Parent: r.Parent,
 		CreatedAt: timeOf(r.Created), StartedAt: b.StartedAt, EndedAt: timeOf(r.Ended), ExpiresAt: b.ExpiresAt,
 		LastActive: b.LastActive, EndReason: b.EndReason, EndDetail: b.EndDetail,
-		Applied: b.Applied, Timings: b.Timings, FilesOnly: b.FilesOnly, Head: b.Head,
+		Applied: b.Applied, Timings: b.Timings, FilesOnly: b.FilesOnly, OnDisk: b.OnDisk, Head: b.Head,
 	}
 	s.Spec.Name, s.Spec.Labels = r.Name, r.Labels
 	return s, b, nil

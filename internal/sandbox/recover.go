@@ -85,7 +85,7 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 	if s.State == Stopping {
 		why = ending{s.EndReason, s.EndDetail}
 	}
-	if s.FilesOnly && s.State == Paused {
+	if s.asleep() && s.State == Paused {
 		return m.recoverAsleep(ctx, b, r)
 	}
 	inst, err := m.adopt(ctx, b)
@@ -157,6 +157,7 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	m.dropImage(b)       // of a pause or a commit that was not finished
 	m.readOOM(b)         // where counting begins
 	inst := b.inst.now() // as soon as its timers run, it may be paused without memory
 	m.take(b)

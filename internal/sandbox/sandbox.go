@@ -100,8 +100,10 @@ type Spec struct {
 	// PauseAtEnd makes the end of the lifetime pause the sandbox rather than end it; it includes
 	// RestPaused.
 	PauseAtEnd bool
-	// PauseFilesOnly makes that pause one without memory.
+	// PauseFilesOnly makes that pause one without memory, and PauseOnDisk, where the isolation has memory images, one
+	// with its memory on disk.
 	PauseFilesOnly bool
+	PauseOnDisk    bool `json:",omitempty"`
 	// FileChanges says how much is recorded of the files that processes change; "": nothing.
 	FileChanges FileChanges `json:",omitempty"`
 	// Contexts are started as soon as the sandbox runs, ahead of their first use; nil: those that the template
@@ -145,6 +147,9 @@ type Sandbox struct {
 	// FilesOnly says, of a paused sandbox, that it was paused without memory: it has no processes, and
 	// Resume starts it anew on its files.
 	FilesOnly bool
+	// OnDisk says, of a paused sandbox, that its processes lie in a memory image with its files: none of them runs, and
+	// Resume restores them.
+	OnDisk bool
 	// Head is the commit that its files were last committed to or checked out from; "": none.
 	Head string
 	// LastActive is the last activity that the idle limit counts from.
@@ -155,6 +160,9 @@ type Sandbox struct {
 	// Timings are how long the steps of its start took, for people who wonder.
 	Timings map[string]time.Duration
 }
+
+// asleep reports whether nothing of the sandbox is on the host but its files.
+func (s Sandbox) asleep() bool { return s.FilesOnly || s.OnDisk }
 
 // TransitionError says that a sandbox's state does not allow a request.
 type TransitionError struct {

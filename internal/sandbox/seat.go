@@ -14,14 +14,19 @@ import (
 // seat holds the instance of a sandbox, which may change: one that is paused without memory has none. To
 // those that use it, it is the instance. Safe for concurrent use.
 type seat struct {
-	// mu guards the field below.
-	mu   sync.Mutex
-	inst isolation.Instance
+	// mu guards the fields below.
+	mu    sync.Mutex
+	inst  isolation.Instance
+	taken chan struct{} // closed while there is one
 }
 
 var _ isolation.Instance = (*seat)(nil)
 
-func seatOf(inst isolation.Instance) *seat { return &seat{inst: inst} }
+func seatOf(inst isolation.Instance) *seat {
+	s := &seat{taken: make(chan struct{})}
+	s.put(inst)
+	return s
+}
 
 // now returns the instance, nil where there is none, as while the sandbox starts.
 func (s *seat) now() isolation.Instance {
@@ -37,12 +42,25 @@ func (s *seat) now() isolation.Instance {
 func (s *seat) put(inst isolation.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	switch {
+	case s.inst == nil && inst != nil:
+		close(s.taken)
+	case s.inst != nil && inst == nil:
+		s.taken = make(chan struct{})
+	}
 	s.inst = inst
+}
+
+// there returns a channel that is closed while there is an instance.
+func (s *seat) there() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken
 }
 
 // errAsleep is what the absence of an instance looks like from above.
 func errAsleep() error {
-	return errs.New(errs.FailedPrecondition, "the sandbox is paused without memory: no process of it is left").
+	return errs.New(errs.FailedPrecondition, "the sandbox is paused, and no process of it is on the host").
 		WithHint("resume it first")
 }
 
@@ -111,6 +129,14 @@ func (s *seat) Freeze(ctx context.Context) error {
 func (s *seat) Thaw(ctx context.Context) error {
 	if inst := s.now(); inst != nil {
 		return inst.Thaw(ctx)
+	}
+	return errAsleep()
+}
+
+// Checkpoint implements isolation.Instance.
+func (s *seat) Checkpoint(ctx context.Context, dir string) error {
+	if inst := s.now(); inst != nil {
+		return inst.Checkpoint(ctx, dir)
 	}
 	return errAsleep()
 }

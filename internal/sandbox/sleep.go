@@ -34,6 +34,8 @@ func (m *Manager) PauseFiles(ctx context.Context, p Principal, ref string) (Sand
 //casemate:facts server sandbox.paused sandbox.resumed
 type pausedFacts struct {
 	Memory   *bool  `json:"memory,omitempty"` // false: it was not kept
+	OnDisk   bool   `json:"on_disk,omitempty"`
+	Bytes    int64  `json:"bytes,omitempty"` // of the memory image
 	Checkout string `json:"checkout,omitempty"`
 }
 
@@ -69,7 +71,7 @@ func (m *Manager) sleep(ctx context.Context, actor string, b *box, checkout stri
 		return b.snapshotLocked(), nil
 	}
 	// First the state, then the deed: from here on the next server finds that no instance is to be.
-	b.leaving, b.sb.FilesOnly, b.body.Checkout = true, true, checkout
+	b.leaving, b.sb.FilesOnly, b.sb.OnDisk, b.body.Checkout = true, true, false, checkout
 	b.sb.LastActive = wall(m.clock.Now())
 	facts := withoutMemory()
 	facts.Checkout = checkout
@@ -89,6 +91,7 @@ func (m *Manager) sleep(ctx context.Context, actor string, b *box, checkout stri
 	m.endContexts(b)
 	b.changes.look()
 	b.inst.put(nil)
+	m.dropImage(b)
 	m.rest(b)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,7 +121,7 @@ func (m *Manager) saveLockedAs(b *box, to State, e journal.Event) journal.Pendin
 // and nothing changes them until the returned stack is run.
 func (m *Manager) still(ctx context.Context, b *box, now Sandbox) (*cleanup.Stack, error) {
 	undo := cleanup.New()
-	if now.FilesOnly {
+	if now.asleep() {
 		return undo, nil
 	}
 	if err := m.keepEnv(ctx, b); err != nil {
@@ -153,7 +156,7 @@ func (m *Manager) thaw(b *box) {
 func (m *Manager) wakeUnrecorded(b *box, was Sandbox) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.leaving, b.sb.FilesOnly, b.body.Checkout = false, was.FilesOnly, ""
+	b.leaving, b.sb.FilesOnly, b.sb.OnDisk, b.body.Checkout = false, was.FilesOnly, was.OnDisk, ""
 	if was.State == Running && b.sb.State == Paused {
 		b.sb.rest(wall(m.clock.Now()), Running)
 		m.becomeLocked(b, Running, event(journal.SandboxUpdated, "", map[string]State{"state": Running}))
@@ -161,8 +164,12 @@ func (m *Manager) wakeUnrecorded(b *box, was Sandbox) {
 	}
 }
 
-// keepEnv keeps a sandbox's environment with its files.
+// keepEnv keeps a sandbox's environment with its files. That of one whose guest stands still was kept before that: it
+// never changes.
 func (m *Manager) keepEnv(ctx context.Context, b *box) error {
+	if now := b.snapshot(); now.State == Paused && now.Applied.Runtime != "" {
+		return nil
+	}
 	ctx, cancel := m.prompt(ctx)
 	defer cancel()
 	env, err := b.guest.Env(ctx)
@@ -177,12 +184,18 @@ func (m *Manager) keepEnv(ctx context.Context, b *box) error {
 	return m.cfg.Roots.PutEnv(b.id, env)
 }
 
-// wake starts a sandbox that is paused without memory. Preconditions: the caller holds the life token.
+// wake starts a sandbox that is paused without memory, or restores one whose memory is on disk. Preconditions: the
+// caller holds the life token.
 func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.Defaults.Start, errs.New(errs.DeadlineExceeded,
 		"the sandbox did not start within %s (start timeout)", m.cfg.Defaults.Start))
 	defer cancel()
-	inst, err := m.startAgain(ctx, b)
+	was := b.snapshot()
+	facts := withoutMemory()
+	if was.OnDisk {
+		facts = fromDisk()
+	}
+	inst, err := m.startAgain(ctx, b, was.OnDisk)
 	if err != nil {
 		return Sandbox{}, cause(ctx, err)
 	}
@@ -195,16 +208,16 @@ func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, erro
 	}
 	b.inst.put(inst)
 	b.oomSeen = 0
-	b.body.Record, b.sb.Applied, b.sb.FilesOnly = inst.Record(), inst.Applied(), false
+	b.body.Record, b.sb.Applied, b.sb.FilesOnly, b.sb.OnDisk = inst.Record(), inst.Applied(), false, false
 	b.sb.LastActive = wall(m.clock.Now())
-	saved := m.saveLockedAs(b, Running, event(journal.SandboxResumed, actor, withoutMemory()))
+	saved := m.saveLockedAs(b, Running, event(journal.SandboxResumed, actor, facts))
 	s := b.snapshotLocked()
 	b.mu.Unlock()
 	if _, err := saved.Wait(); err != nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.sb.State == Running {
-			b.sb.FilesOnly = true
+			b.sb.FilesOnly, b.sb.OnDisk = was.FilesOnly, was.OnDisk
 			b.inst.put(nil)
 			m.saveLockedAs(b, Paused, event(journal.SandboxUpdated, "", map[string]State{"state": Paused}))
 		}
@@ -212,6 +225,13 @@ func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, erro
 	}
 	undo.Release()
 	m.background(func() { m.follow(b, inst) })
+	if was.OnDisk {
+		m.dropImage(b)
+		if err := m.rejoin(ctx, b); err != nil { // it runs all the same
+			m.log.Error("cannot take up the processes of a resumed sandbox", "sandbox", b.id, "error", err)
+		}
+		return s, nil
+	}
 	if err := m.serve(ctx, Principal{ID: b.owner}, b); err != nil {
 		// It runs, with what it was paused with; its owner may look why, and start the service again.
 		m.log.Warn("a resumed sandbox's service is not ready", "sandbox", b.id, "error", err)
@@ -219,8 +239,8 @@ func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, erro
 	return s, nil
 }
 
-// startAgain makes a new instance on a sandbox's files.
-func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, error) {
+// startAgain makes a new instance on a sandbox's files, with the processes of its memory image if image is set.
+func (m *Manager) startAgain(ctx context.Context, b *box, image bool) (isolation.Instance, error) {
 	b.mu.Lock()
 	spec, plan := b.sb.Spec, b.body.Plan
 	b.mu.Unlock()
@@ -241,7 +261,13 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 	networkOf(spec.Network, &shape)
 	spec.Env = env
 	env = m.granted(ctx, b, spec, &shape)
-	inst, err := b.backend.Start(ctx, shape)
+	start := b.backend.Start
+	if image {
+		start = func(ctx context.Context, s isolation.Spec) (isolation.Instance, error) {
+			return m.restoreImage(ctx, b, s)
+		}
+	}
+	inst, err := start(ctx, shape)
 	if berr := back(); berr != nil {
 		m.log.Warn("cannot take back what was lent to a sandbox's disk", "sandbox", b.id, "error", berr)
 	}
@@ -253,7 +279,13 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 	if err := m.attach(ctx, b, inst, spec.Network); err != nil {
 		return nil, err
 	}
-	if err := m.claim(ctx, guestwire.NewClient(inst.Dial), b, env, plan); err != nil {
+	guest := guestwire.NewClient(inst.Dial)
+	if image {
+		err = m.tellRestored(ctx, guest, guestwire.Restored{})
+	} else {
+		err = m.claim(ctx, guest, b, env, plan, false)
+	}
+	if err != nil {
 		return nil, err
 	}
 	undo.Release()
@@ -261,7 +293,7 @@ func (m *Manager) startAgain(ctx context.Context, b *box) (isolation.Instance, e
 	return inst, nil
 }
 
-// recoverAsleep takes up a sandbox that an earlier server paused without memory.
+// recoverAsleep takes up a sandbox that an earlier server paused without memory, or with its memory on disk.
 func (m *Manager) recoverAsleep(ctx context.Context, b *box, r *recovery) error {
 	// It may have been killed before it took the instance down, or between its start and the record.
 	if inst, err := m.adopt(ctx, b); err == nil {
@@ -274,8 +306,11 @@ func (m *Manager) recoverAsleep(ctx context.Context, b *box, r *recovery) error 
 		return m.lost(ctx, b, r, ending{EndLost, "this server has no isolation " + b.sb.Spec.Isolation})
 	}
 	m.resumeTracking(ctx, b)
-	if err := m.closeProcesses(ctx, b.id, EndSandboxStopped); err != nil {
-		return err
+	if !b.sb.OnDisk { // else they go on with the resume
+		if err := m.closeProcesses(ctx, b.id, EndSandboxStopped); err != nil {
+			return err
+		}
+		m.dropImage(b)
 	}
 	b.changes.look()
 	if b.body.Checkout != "" {
@@ -289,8 +324,8 @@ func (m *Manager) recoverAsleep(ctx context.Context, b *box, r *recovery) error 
 	close(b.ready)
 	b.mu.Lock()
 	b.sb.LastActive = wall(m.clock.Now())
-	//casemate:fact server sandbox.adopted memory yes_or_no no: it has files only
-	adopted := m.saveLocked(b, event(journal.SandboxAdopted, "", map[string]any{"state": b.sb.State, "memory": false}))
+	//casemate:fact server sandbox.adopted memory yes_or_no whether it has more than its files
+	adopted := m.saveLocked(b, event(journal.SandboxAdopted, "", map[string]any{"state": b.sb.State, "memory": b.sb.OnDisk}))
 	m.armLocked(b)
 	b.mu.Unlock()
 	if _, err := adopted.Wait(); err != nil {

@@ -97,9 +97,10 @@ func (m *Manager) pauseAtEnd(b *box) {
 // pauseBox pauses b in the way that its spec says.
 func (m *Manager) pauseBox(ctx context.Context, b *box, still func() bool) error {
 	b.mu.Lock()
-	filesOnly := b.sb.Spec.PauseFilesOnly
+	filesOnly, onDisk := b.sb.Spec.PauseFilesOnly, b.sb.Spec.PauseOnDisk
 	b.mu.Unlock()
-	if !filesOnly {
+	onDisk = onDisk && m.HasImages(ctx, b.snapshot().Spec.Isolation)
+	if !filesOnly && !onDisk {
 		_, err := m.freezeBox(ctx, "", b, Paused, still)
 		return err
 	}
@@ -107,6 +108,10 @@ func (m *Manager) pauseBox(ctx context.Context, b *box, still func() bool) error
 		return err
 	}
 	defer b.release()
+	if !filesOnly {
+		_, err := m.hibernate(ctx, "", b, still)
+		return err
+	}
 	_, err := m.sleep(ctx, "", b, "", still)
 	return err
 }

@@ -160,7 +160,7 @@ func (m *Manager) applyLocked(b *box, u Update) {
 	}
 	if u.Limits != nil {
 		s.Spec.Limits = *u.Limits
-		if !s.FilesOnly {
+		if !s.asleep() {
 			s.Applied = b.inst.Applied()
 		}
 	}
@@ -180,7 +180,7 @@ func (m *Manager) applyLimits(ctx context.Context, p Principal, b *box, asked Li
 			return Limits{}, err
 		}
 	}
-	if now.FilesOnly {
+	if now.asleep() {
 		return limits, nil // they hold from the resume on
 	}
 	return limits, b.inst.Update(ctx, limits)
@@ -222,7 +222,7 @@ func (m *Manager) freezeBox(ctx context.Context, actor string, b *box, to State,
 	if !now.State.CanBecome(to) || now.State == Starting {
 		return Sandbox{}, &TransitionError{ID: b.id, From: now.State, To: to}
 	}
-	if now.FilesOnly {
+	if now.asleep() {
 		return m.wake(ctx, actor, b)
 	}
 	// First the kernel, then the state: if the server is killed between, Recover makes the kernel
@@ -230,6 +230,11 @@ func (m *Manager) freezeBox(ctx context.Context, actor string, b *box, to State,
 	change, undo, t := b.inst.Freeze, b.inst.Thaw, journal.SandboxPaused
 	if to == Running {
 		change, undo, t = b.inst.Thaw, b.inst.Freeze, journal.SandboxResumed
+	}
+	if to == Paused && now.Applied.Runtime != "" { // its guest can't be asked later
+		if err := m.keepEnv(ctx, b); err != nil {
+			return Sandbox{}, err
+		}
 	}
 	if err := change(ctx); err != nil {
 		return Sandbox{}, err

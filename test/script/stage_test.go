@@ -61,6 +61,11 @@ func (s *stage) setup(env *testscript.Env) error {
 	env.Setenv("TCP_URL", s.url)
 	env.Setenv("HOME", env.WorkDir)
 	env.Setenv("REGISTRY", s.registry)
+	runsc, err := filepath.Abs("../../.cache/runsc/runsc") // where `make runsc` puts it
+	if err != nil {
+		return err
+	}
+	env.Setenv("RUNSC", runsc)
 	env.Setenv("HOSTILE", "evil=a\x1b]0;x\x07b\u202ec")
 	// A short directory, for servers that a script starts itself: sockets lie in it (unix(7)).
 	short, err := os.MkdirTemp("/tmp", "cms")

@@ -81,6 +81,7 @@ func cellCapabilities() caps.Set {
 // cell is a runtime that runs.
 type cell struct {
 	inside *net.UnixConn // to the guest in it
+	up     chan struct{} // closed once the program that was started has ended well
 	ended  chan error    // once
 }
 
@@ -130,7 +131,12 @@ func (s *setup) buildCell() error {
 	defer unix.Close(stage)
 	r := l.Runtime
 	for name, file := range map[string]int{guestwire.RuntimeProgram: r.Program, guestwire.RuntimeGuest: r.Guest} {
-		if err := s.placeProgram(stage, name, file); err != nil {
+		if err := s.placeAt(stage, name, file, true); err != nil {
+			return err
+		}
+	}
+	if r.Image != nil {
+		if err := s.placeAt(stage, guestwire.RuntimeImage, *r.Image, false); err != nil {
 			return err
 		}
 	}
@@ -161,13 +167,13 @@ func checkTargets(root int) error {
 	return nil
 }
 
-// placeProgram mounts a program that was passed at a place of the staging area.
-func (s *setup) placeProgram(stage int, name string, file int) error {
+// placeAt mounts what was passed, a single file or a directory, at a place of the staging area.
+func (s *setup) placeAt(stage int, name string, file int, single bool) error {
 	f, err := s.file(file)
 	if err != nil {
 		return fmt.Errorf("place %s: %w", name, err)
 	}
-	at, err := target(stage, name, true, 0)
+	at, err := target(stage, name, single, 0)
 	if err != nil {
 		return err
 	}
@@ -197,17 +203,22 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	r := s.launch.Runtime
 	pid, err := spawner.Start(spawn.Attr{
 		Paths: []string{guestwire.RuntimeProgram}, Argv: append([]string{"runtime"}, r.Args...),
-		Env: []string{"PATH=/usr/bin:/bin"}, Files: []uintptr{0, 2, 2, theirs.Fd()}, Setsid: true, Ctty: -1, Scope: scope,
+		Env: []string{"PATH=/usr/bin:/bin"}, Files: []uintptr{theirs.Fd(), 2, 2}, Setsid: true, Ctty: -1, Scope: scope,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the runtime: %w", err)
 	}
 	_ = theirs.Close() // else the guest's end would not be seen
 	closeAll(scope.Files)
-	c := &cell{inside: inside, ended: make(chan error, 1)}
+	c := &cell{inside: inside, up: make(chan struct{}), ended: make(chan error, 1)}
 	go c.reap(pid)
-	if err := s.launchInside(inside); err != nil {
-		return nil, errors.Join(err, c.failure())
+	if r.Image != nil {
+		err = c.restored()
+	} else if err = s.launchInside(inside); err != nil {
+		err = errors.Join(err, c.failure())
+	}
+	if err != nil {
+		return nil, err
 	}
 	s.lap("runtime")
 	if s.reply.Open, err = checkFiles(); err != nil {
@@ -215,6 +226,16 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	}
 	s.reply.Micros = s.micros
 	return c, nil
+}
+
+// restored waits until the runtime has restored the sandbox, with the guest as it was launched once.
+func (c *cell) restored() error {
+	select {
+	case <-c.up:
+		return nil
+	case err := <-c.ended:
+		return err
+	}
 }
 
 // failure says why the runtime ended, if it has.
@@ -279,6 +300,7 @@ func (c *cell) reap(started int) {
 				end(err)
 				return
 			}
+			close(c.up)
 		}
 		if sandbox != 0 && gone[sandbox] {
 			end(fmt.Errorf("the runtime's sandbox has ended: %s", statusText(st)))

@@ -29,6 +29,9 @@ func Inside() (*Sandbox, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
+	if err := nullInput(); err != nil {
+		return nil, err
+	}
 	s := setup{began: time.Now(), micros: map[string]int64{}, thread: spawn.Prepare()}
 	control := guestwire.NewConn(conn)
 	if err := s.receive(control); err != nil {
@@ -48,7 +51,20 @@ func Inside() (*Sandbox, error) {
 	if s.bounds != nil {
 		go s.bounds.Watch()
 	}
-	return &Sandbox{Listener: &passed{conn: u}, Spawner: spawner, Bounds: s.bounds, Launch: s.launch}, nil
+	return &Sandbox{Listener: &passed{conn: u}, Spawner: spawner, Bounds: s.bounds, Inside: true, Launch: s.launch}, nil
+}
+
+// nullInput fills the place of standard input, so that nothing else is opened there.
+func nullInput() error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/dev/null", Err: err}
+	}
+	if null == 0 {
+		return nil
+	}
+	defer unix.Close(null)
+	return os.NewSyscallError("dup3", unix.Dup3(null, 0, unix.O_CLOEXEC))
 }
 
 // groupDir is where the guest mounts the control groups of its kernel for the moment that it takes to open them.

@@ -28,6 +28,7 @@ type Sandbox struct {
 	Listener net.Listener
 	Spawner  *spawn.Spawner
 	Bounds   *bounds.Group // nil where the kernel holds all limits
+	Inside   bool          // a runtime's kernel is below
 	// Launch is what the server asked for; its file indexes mean nothing any more.
 	Launch guestwire.Launch
 }

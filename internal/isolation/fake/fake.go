@@ -162,6 +162,11 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	return &instance{machine: m, backend: b}, nil
 }
 
+// Restore implements isolation.Backend.
+func (b *Backend) Restore(context.Context, isolation.Spec, string) (isolation.Instance, error) {
+	return nil, isolation.NoMemoryImages(b.name)
+}
+
 func (b *Backend) missing(s isolation.Spec) ([]string, error) {
 	var missing []string
 	for _, c := range b.capabilities {

@@ -3,12 +3,10 @@ package gvisor
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 
 	"casemate.dev/internal/errs"
-	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
 )
 
@@ -47,7 +45,12 @@ func hostWalls(layer string) bool {
 
 // Capabilities implements isolation.Backend.
 func (b *Backend) Capabilities(ctx context.Context) []isolation.Capability {
-	out := []isolation.Capability{b.program.capability(ctx)}
+	runsc := b.program.capability(ctx)
+	images := isolation.Capability{Name: isolation.MemoryImages, OK: runsc.OK, Detail: runsc.Detail, Remedy: runsc.Remedy}
+	if images.OK {
+		images.Detail = "processes can be saved and restored, by the runsc that saved them"
+	}
+	out := []isolation.Capability{runsc, images}
 	for _, c := range b.cells.Capabilities(ctx) {
 		if !hostWalls(c.Name) {
 			out = append(out, c)
@@ -77,7 +80,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
-	return newInstance(inst, version, s.Limits)
+	return newInstance(inst, version, config, s)
 }
 
 // What runsc takes beside the sandbox's own: its heap and stacks, the gofer, and threads of the host for the
@@ -96,11 +99,9 @@ func CellLimits(l isolation.Limits) isolation.Limits {
 	return l
 }
 
-// runArgs are runsc's arguments that start a sandbox.
+// runArgs are runsc's arguments that start a sandbox, whose guest finds its control socket as standard input.
 func runArgs(s isolation.Spec) []string {
-	control := fmt.Sprint(guestwire.RuntimeControlFD)
-	return append(globalArgs(s), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile,
-		"--pass-fd="+control+":"+control, containerID)
+	return append(globalArgs(s), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile, containerID)
 }
 
 // globalArgs are the arguments of every runsc.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"syscall"
 	"time"
 
 	"casemate.dev/internal/errs"
@@ -17,14 +19,27 @@ import (
 const (
 	methodPause  = "containerManager.Pause"
 	methodResume = "containerManager.Resume"
+	methodSave   = "containerManager.Checkpoint"
 )
 
 // maxAnswer bounds an answer: the Sentry's word is trusted no more than the sandbox's.
 const maxAnswer = 1 << 20
 
 type controlCall struct {
-	Method string    `json:"method"`
-	Arg    *struct{} `json:"arg"` // none
+	Method string       `json:"method"`
+	Arg    *saveOptions `json:"arg"` // nil: none
+}
+
+// saveOptions are what methodSave takes (pkg/sentry/control/state.go). With it go three files: for the kernel's state,
+// for what lies where in the third, and for memory.
+type saveOptions struct {
+	Metadata map[string]string `json:"metadata"`
+	// Pages says that there is a file for memory of its own.
+	Pages bool `json:"have_pages_file"`
+	// NoZero leaves out pages that hold nothing but zeros.
+	NoZero bool `json:"app_mf_exclude_committed_zero_pages"`
+	// Resume lets the sandbox live, as it was before, also where it can't be saved.
+	Resume bool
 }
 
 type controlResult struct {
@@ -32,8 +47,8 @@ type controlResult struct {
 	Err     string `json:"err"`
 }
 
-// call makes one call, which takes and returns nothing.
-func (i *Instance) call(ctx context.Context, method string) error {
+// call makes one call, which returns nothing. What files it takes goes with it.
+func (i *Instance) call(ctx context.Context, method string, arg *saveOptions, files ...*os.File) error {
 	conn, err := i.Cell.DialCell(ctx, controlSocket)
 	if err != nil {
 		return err
@@ -41,7 +56,7 @@ func (i *Instance) call(ctx context.Context, method string) error {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	answer, err := exchange(conn, controlCall{Method: method})
+	answer, err := exchange(conn, controlCall{Method: method, Arg: arg}, files)
 	if err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -54,17 +69,37 @@ func (i *Instance) call(ctx context.Context, method string) error {
 	return nil
 }
 
-func exchange(conn net.Conn, c controlCall) (controlResult, error) {
+func exchange(conn net.Conn, c controlCall, files []*os.File) (controlResult, error) {
 	var r controlResult
 	data, err := json.Marshal(c)
 	if err != nil {
 		return r, err
 	}
-	if _, err := conn.Write(data); err != nil {
+	if err := send(conn, data, files); err != nil {
 		return r, err
 	}
 	err = json.NewDecoder(&bounded{conn, maxAnswer}).Decode(&r)
 	return r, err
+}
+
+func send(conn net.Conn, data []byte, files []*os.File) error {
+	if len(files) == 0 {
+		_, err := conn.Write(data)
+		return err
+	}
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("files can't go over a %T", conn)
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	n, _, err := u.WriteMsgUnix(data, syscall.UnixRights(fds...), nil)
+	if err == nil && n < len(data) {
+		_, err = u.Write(data[n:])
+	}
+	return err
 }
 
 // bounded is a reader that fails beyond a number of bytes.

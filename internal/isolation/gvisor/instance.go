@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -21,6 +22,9 @@ type Instance struct {
 	raw    json.RawMessage // record as text; never changes
 	guest  *guestwire.Client
 
+	// gate is held for reading while a connection to the guest is opened, and for writing while the guest must have none.
+	gate sync.RWMutex
+
 	mu     sync.Mutex // guards the fields below
 	limits isolation.Limits
 	frozen bool
@@ -33,7 +37,10 @@ var _ isolation.Instance = (*Instance)(nil)
 type record struct {
 	Version string           `json:"runsc"` // that it runs with
 	Limits  isolation.Limits `json:"limits"`
-	Cell    json.RawMessage  `json:"cell"`
+	Network bool             `json:"network,omitempty"`
+	// Bundle is the specification that runsc was given. A memory image needs the same one again.
+	Bundle json.RawMessage `json:"bundle"`
+	Cell   json.RawMessage `json:"cell"`
 }
 
 func decodeRecord(raw json.RawMessage) (record, error) {
@@ -47,8 +54,10 @@ func decodeRecord(raw json.RawMessage) (record, error) {
 	return r, nil
 }
 
-func newInstance(inst isolation.Instance, version string, l isolation.Limits) (*Instance, error) {
-	return adopted(inst, record{Version: version, Limits: l, Cell: inst.Record()})
+func newInstance(inst isolation.Instance, version string, bundle json.RawMessage, s isolation.Spec) (*Instance, error) {
+	return adopted(inst, record{
+		Version: version, Limits: s.Limits, Network: s.Network != nil, Bundle: bundle, Cell: inst.Record(),
+	})
 }
 
 func adopted(inst isolation.Instance, r record) (*Instance, error) {
@@ -60,7 +69,16 @@ func adopted(inst isolation.Instance, r record) (*Instance, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode record: %w", err)
 	}
-	return &Instance{Cell: cell, record: r, raw: raw, limits: r.Limits, guest: guestwire.NewClient(cell.Dial)}, nil
+	i := &Instance{Cell: cell, record: r, raw: raw, limits: r.Limits}
+	i.guest = guestwire.NewClient(i.Dial)
+	return i, nil
+}
+
+// Dial implements isolation.Instance.
+func (i *Instance) Dial(ctx context.Context) (net.Conn, error) {
+	i.gate.RLock()
+	defer i.gate.RUnlock()
+	return i.Cell.Dial(ctx)
 }
 
 // Record implements isolation.Instance.
@@ -208,7 +226,7 @@ func (i *Instance) hold(ctx context.Context, frozen bool, method string) error {
 			return err
 		}
 	}
-	if err := i.call(ctx, method); err != nil {
+	if err := i.call(ctx, method, nil); err != nil {
 		return err
 	}
 	i.mu.Lock()

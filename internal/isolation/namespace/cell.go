@@ -91,6 +91,14 @@ func (b *builder) runtime(inside string, g *guest) error {
 	if out.Guest, err = b.program(inside); err != nil {
 		return err
 	}
+	if r.Image != "" {
+		m, err := layer(r.Image, b.userNS, layerAttr|mount.ReadOnly)
+		if err != nil {
+			return err
+		}
+		at := b.add(m)
+		out.Image = &at
+	}
 	b.launch.Runtime = out
 	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
 	if g.group == nil {
@@ -152,9 +160,13 @@ func (b *Backend) verifyCell(s isolation.Spec, g *guest, reply guestwire.LaunchR
 	observed := observers()
 	observed["no_new_privs"], observed["capabilities"], observed["guest_separated"] = "guest", "guest", "server"
 	observed["host_processes"], observed["runtime"] = "kernel", "server"
+	held := isolation.ImageWalls{Capabilities: caps.Names(reply.Walls.Capabilities), NoNewPrivs: reply.Walls.NoNewPrivs}
+	if s.Runtime.Image != "" { // they were put up before
+		held = s.Runtime.Walls
+	}
 	return isolation.Applied{
 		Backend: Name, Profile: s.Profile, HostUID: p.first, UIDCount: p.count, Namespaces: p.namespaces,
-		Capabilities: caps.Names(reply.Walls.Capabilities), NoNewPrivs: reply.Walls.NoNewPrivs,
+		Capabilities: held.Capabilities, NoNewPrivs: held.NoNewPrivs,
 		CgroupVersion: version, Limits: b.limitsApplied(s, g), Disk: s.Root.Disk.Mechanism,
 		Network: networkApplied(s.Network), HostProcesses: named(processes), Observed: observed,
 	}, nil

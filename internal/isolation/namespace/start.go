@@ -21,6 +21,9 @@ import (
 // launchTimeout bounds a launch: a guest that does not answer is killed.
 const launchTimeout = 10 * time.Second
 
+// restoreTimeout is launchTimeout where a runtime reads a memory image, which may hold gigabytes.
+const restoreTimeout = 2 * time.Minute
+
 // shmShare is the part of the memory limit that /dev/shm may hold. Its pages count as memory anyway.
 const shmShare = 2
 
@@ -75,9 +78,18 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	return i, nil
 }
 
+// Restore implements isolation.Backend.
+func (*Backend) Restore(context.Context, isolation.Spec, string) (isolation.Instance, error) {
+	return nil, isolation.NoMemoryImages(Name)
+}
+
 // launch turns a waiting guest into an instance.
 func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, cpus []int) (*Instance, error) {
-	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
+	limit := launchTimeout
+	if s.Runtime != nil && s.Runtime.Image != "" {
+		limit = restoreTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 
 	// The record comes first: from the launch on, the guest no longer ends with the server.

@@ -105,6 +105,25 @@ func (l *Layers) Flush(string, bool) error { return nil }
 // Durable implements sandbox.Roots.
 func (l *Layers) Durable() bool { return true }
 
+// NewMemory implements sandbox.Roots.
+func (l *Layers) NewMemory(string) (string, error) {
+	return "", errs.New(errs.Unsupported, "layers of this test hold no memory images")
+}
+
+// KeepMemory implements sandbox.Roots.
+func (l *Layers) KeepMemory(string) error { return nil }
+
+// DropMemory implements sandbox.Roots.
+func (l *Layers) DropMemory(string) error { return nil }
+
+// Memory implements sandbox.Roots.
+func (l *Layers) Memory(id string) (string, error) {
+	return "", errs.New(errs.NotFound, "%s has no memory image", id)
+}
+
+// LayerMemory implements sandbox.Roots.
+func (l *Layers) LayerMemory(layer string) (string, error) { return l.Memory(layer) }
+
 // Rest implements sandbox.Roots.
 func (l *Layers) Rest(string) error { return nil }
 

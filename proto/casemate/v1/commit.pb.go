@@ -52,6 +52,8 @@ type Commit struct {
 	Profiles []string `protobuf:"bytes,14,rep,name=profiles,proto3" json:"profiles,omitempty"`
 	// The sandbox's name.
 	Name string `protobuf:"bytes,15,opt,name=name,proto3" json:"name,omitempty"`
+	// It holds the processes with their memory as well.
+	Memory bool `protobuf:"varint,16,opt,name=memory,proto3" json:"memory,omitempty"`
 	// For a merge, the commit that was merged in; it may be gone.
 	Merged string `protobuf:"bytes,20,opt,name=merged,proto3" json:"merged,omitempty"`
 	// Of its files, as VerifyCommit tells; empty: nobody has asked for it yet.
@@ -195,6 +197,13 @@ func (x *Commit) GetName() string {
 	return ""
 }
 
+func (x *Commit) GetMemory() bool {
+	if x != nil {
+		return x.Memory
+	}
+	return false
+}
+
 func (x *Commit) GetMerged() string {
 	if x != nil {
 		return x.Merged
@@ -214,7 +223,10 @@ type CreateCommitRequest struct {
 	Sandbox string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// A name for it, as TagCommit gives.
-	Tag           string `protobuf:"bytes,3,opt,name=tag,proto3" json:"tag,omitempty"`
+	Tag string `protobuf:"bytes,3,opt,name=tag,proto3" json:"tag,omitempty"`
+	// Keep the processes with their memory as well: what starts from the commit goes on where they were. Only isolation
+	// gvisor can.
+	Memory        bool `protobuf:"varint,4,opt,name=memory,proto3" json:"memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -268,6 +280,13 @@ func (x *CreateCommitRequest) GetTag() string {
 		return x.Tag
 	}
 	return ""
+}
+
+func (x *CreateCommitRequest) GetMemory() bool {
+	if x != nil {
+		return x.Memory
+	}
+	return false
 }
 
 type GetCommitRequest struct {
@@ -602,7 +621,9 @@ type ForkSandboxRequest struct {
 	// The forks' name, with -1, -2, … where they are several. Default: their ids.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// Unset: the sandbox's. Zero or negative: no end.
-	Lifetime      *durationpb.Duration `protobuf:"bytes,4,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	Lifetime *durationpb.Duration `protobuf:"bytes,4,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	// The forks go on with the processes that the sandbox has. Only isolation gvisor can.
+	Live          bool `protobuf:"varint,5,opt,name=live,proto3" json:"live,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -663,6 +684,13 @@ func (x *ForkSandboxRequest) GetLifetime() *durationpb.Duration {
 		return x.Lifetime
 	}
 	return nil
+}
+
+func (x *ForkSandboxRequest) GetLive() bool {
+	if x != nil {
+		return x.Live
+	}
+	return false
 }
 
 type ForkSandboxResponse struct {
@@ -1102,7 +1130,7 @@ var File_casemate_v1_commit_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\n" +
-	"\x18casemate/v1/commit.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/sandbox.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x03\n" +
+	"\x18casemate/v1/commit.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/sandbox.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x03\n" +
 	"\x06Commit\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\asandbox\x18\x02 \x01(\tR\asandbox\x12\x16\n" +
@@ -1121,12 +1149,14 @@ const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\btemplate\x18\r \x01(\tR\btemplate\x12\x1a\n" +
 	"\bprofiles\x18\x0e \x03(\tR\bprofiles\x12\x12\n" +
 	"\x04name\x18\x0f \x01(\tR\x04name\x12\x16\n" +
+	"\x06memory\x18\x10 \x01(\bR\x06memory\x12\x16\n" +
 	"\x06merged\x18\x14 \x01(\tR\x06merged\x12\x16\n" +
-	"\x06digest\x18\x15 \x01(\tR\x06digest\"[\n" +
+	"\x06digest\x18\x15 \x01(\tR\x06digest\"s\n" +
 	"\x13CreateCommitRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x10\n" +
-	"\x03tag\x18\x03 \x01(\tR\x03tag\"*\n" +
+	"\x03tag\x18\x03 \x01(\tR\x03tag\x12\x16\n" +
+	"\x06memory\x18\x04 \x01(\bR\x06memory\"*\n" +
 	"\x10GetCommitRequest\x12\x16\n" +
 	"\x06commit\x18\x01 \x01(\tR\x06commit\"\xa0\x01\n" +
 	"\x12ListCommitsRequest\x12\x18\n" +
@@ -1146,12 +1176,13 @@ const file_casemate_v1_commit_proto_rawDesc = "" +
 	"\x06commit\x18\x01 \x01(\tR\x06commit\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\"-\n" +
 	"\x13DeleteCommitRequest\x12\x16\n" +
-	"\x06commit\x18\x01 \x01(\tR\x06commit\"\x8f\x01\n" +
+	"\x06commit\x18\x01 \x01(\tR\x06commit\"\xa3\x01\n" +
 	"\x12ForkSandboxRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x05R\x05count\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x125\n" +
-	"\blifetime\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"k\n" +
+	"\blifetime\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\blifetime\x12\x12\n" +
+	"\x04live\x18\x05 \x01(\bR\x04live\"k\n" +
 	"\x13ForkSandboxResponse\x12+\n" +
 	"\x06commit\x18\x01 \x01(\v2\x13.casemate.v1.CommitR\x06commit\x12'\n" +
 	"\x05forks\x18\x02 \x03(\v2\x11.casemate.v1.ForkR\x05forks\"L\n" +

@@ -57,6 +57,8 @@ type Sandbox struct {
 	Workspaces []*Workspace                    `protobuf:"bytes,22,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
 	// It is paused without memory: no process is left, and a resume starts it anew on its files.
 	FilesOnly bool `protobuf:"varint,23,opt,name=files_only,json=filesOnly,proto3" json:"files_only,omitempty"`
+	// It is paused with its memory on disk: no process is on the host, and a resume restores them.
+	OnDisk bool `protobuf:"varint,27,opt,name=on_disk,json=onDisk,proto3" json:"on_disk,omitempty"`
 	// The commit that its files began with; empty: the template's.
 	Commit string `protobuf:"bytes,24,opt,name=commit,proto3" json:"commit,omitempty"`
 	// The commit that its files were last committed to, or checked out from.
@@ -258,6 +260,13 @@ func (x *Sandbox) GetWorkspaces() []*Workspace {
 func (x *Sandbox) GetFilesOnly() bool {
 	if x != nil {
 		return x.FilesOnly
+	}
+	return false
+}
+
+func (x *Sandbox) GetOnDisk() bool {
+	if x != nil {
+		return x.OnDisk
 	}
 	return false
 }
@@ -1123,7 +1132,10 @@ type PauseSandboxRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	// Keep the files only: the processes end, and a resume starts the sandbox anew.
-	FilesOnly     bool `protobuf:"varint,2,opt,name=files_only,json=filesOnly,proto3" json:"files_only,omitempty"`
+	FilesOnly bool `protobuf:"varint,2,opt,name=files_only,json=filesOnly,proto3" json:"files_only,omitempty"`
+	// Save the processes with their memory on disk: the machine's memory is free then, and a resume goes on where they
+	// were, also after a restart of the server. Only isolation gvisor can. Connections to and from outside end.
+	OnDisk        bool `protobuf:"varint,3,opt,name=on_disk,json=onDisk,proto3" json:"on_disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1168,6 +1180,13 @@ func (x *PauseSandboxRequest) GetSandbox() string {
 func (x *PauseSandboxRequest) GetFilesOnly() bool {
 	if x != nil {
 		return x.FilesOnly
+	}
+	return false
+}
+
+func (x *PauseSandboxRequest) GetOnDisk() bool {
+	if x != nil {
+		return x.OnDisk
 	}
 	return false
 }
@@ -1524,7 +1543,7 @@ var File_casemate_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\t\n" +
+	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xad\t\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -1557,7 +1576,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"workspaces\x18\x16 \x03(\v2\x16.casemate.v1.WorkspaceR\n" +
 	"workspaces\x12\x1d\n" +
 	"\n" +
-	"files_only\x18\x17 \x01(\bR\tfilesOnly\x12\x16\n" +
+	"files_only\x18\x17 \x01(\bR\tfilesOnly\x12\x17\n" +
+	"\aon_disk\x18\x1b \x01(\bR\x06onDisk\x12\x16\n" +
 	"\x06commit\x18\x18 \x01(\tR\x06commit\x12\x12\n" +
 	"\x04head\x18\x19 \x01(\tR\x04head\x12!\n" +
 	"\ffile_changes\x18\x1a \x01(\tR\vfileChanges\x12.\n" +
@@ -1656,11 +1676,12 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +
 	"\x14DeleteSandboxRequest\x12\x18\n" +
-	"\asandbox\x18\x01 \x01(\tR\asandbox\"N\n" +
+	"\asandbox\x18\x01 \x01(\tR\asandbox\"g\n" +
 	"\x13PauseSandboxRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x1d\n" +
 	"\n" +
-	"files_only\x18\x02 \x01(\bR\tfilesOnly\"0\n" +
+	"files_only\x18\x02 \x01(\bR\tfilesOnly\x12\x17\n" +
+	"\aon_disk\x18\x03 \x01(\bR\x06onDisk\"0\n" +
 	"\x14ResumeSandboxRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\"+\n" +
 	"\x0fGetUsageRequest\x12\x18\n" +

@@ -77,7 +77,8 @@ type CommitServiceClient interface {
 	UntagCommit(context.Context, *v1.UntagCommitRequest) (*v1.Commit, error)
 	// DeleteCommit removes a commit with its tags. Sandboxes and commits that stand on it keep what they need.
 	DeleteCommit(context.Context, *v1.DeleteCommitRequest) (*v1.Commit, error)
-	// ForkSandbox makes new sandboxes with the files, settings and environment that a sandbox has now.
+	// ForkSandbox makes new sandboxes with the files, settings and environment that a sandbox has now, and with live the
+	// processes.
 	ForkSandbox(context.Context, *v1.ForkSandboxRequest) (*v1.ForkSandboxResponse, error)
 	// Checkout puts a commit's files in the place of a sandbox's. Its processes end and it starts anew, unless
 	// it is paused.
@@ -281,7 +282,8 @@ type CommitServiceHandler interface {
 	UntagCommit(context.Context, *v1.UntagCommitRequest) (*v1.Commit, error)
 	// DeleteCommit removes a commit with its tags. Sandboxes and commits that stand on it keep what they need.
 	DeleteCommit(context.Context, *v1.DeleteCommitRequest) (*v1.Commit, error)
-	// ForkSandbox makes new sandboxes with the files, settings and environment that a sandbox has now.
+	// ForkSandbox makes new sandboxes with the files, settings and environment that a sandbox has now, and with live the
+	// processes.
 	ForkSandbox(context.Context, *v1.ForkSandboxRequest) (*v1.ForkSandboxResponse, error)
 	// Checkout puts a commit's files in the place of a sandbox's. Its processes end and it starts anew, unless
 	// it is paused.

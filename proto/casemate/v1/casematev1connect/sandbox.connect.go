@@ -76,7 +76,8 @@ type SandboxServiceClient interface {
 	UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error)
 	// DeleteSandbox ends a sandbox with all its processes and files. Idempotent.
 	DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error)
-	// PauseSandbox freezes every process and keeps memory, or with files_only ends them and keeps the files.
+	// PauseSandbox freezes every process and keeps memory, with on_disk beside the files rather than in the machine's
+	// memory, or with files_only ends them and keeps the files.
 	// Idempotent.
 	PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error)
 	// ResumeSandbox lets a paused sandbox go on, or starts it anew where it was paused without memory.
@@ -263,7 +264,8 @@ type SandboxServiceHandler interface {
 	UpdateSandbox(context.Context, *v1.UpdateSandboxRequest) (*v1.Sandbox, error)
 	// DeleteSandbox ends a sandbox with all its processes and files. Idempotent.
 	DeleteSandbox(context.Context, *v1.DeleteSandboxRequest) (*v1.Sandbox, error)
-	// PauseSandbox freezes every process and keeps memory, or with files_only ends them and keeps the files.
+	// PauseSandbox freezes every process and keeps memory, with on_disk beside the files rather than in the machine's
+	// memory, or with files_only ends them and keeps the files.
 	// Idempotent.
 	PauseSandbox(context.Context, *v1.PauseSandboxRequest) (*v1.Sandbox, error)
 	// ResumeSandbox lets a paused sandbox go on, or starts it anew where it was paused without memory.

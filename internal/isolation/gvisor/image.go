@@ -1,0 +1,289 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"casemate.dev/internal/cleanup"
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
+)
+
+// A memory image is a directory with what runsc saves (pkg/sentry/state/checkpointfiles), and beside it what a restore
+// has to know before it begins. That is written last: where it is, the image is whole.
+const (
+	stateFile = "checkpoint.img"
+	indexFile = "pages_meta.img"
+	pagesFile = "pages.img"
+	aboutFile = "about.json"
+)
+
+// about is what aboutFile holds.
+type about struct {
+	Version int               `json:"v"`
+	Runsc   string            `json:"runsc"` // that made it
+	Profile isolation.Profile `json:"profile"`
+	Network bool              `json:"network"`
+	Limits  isolation.Limits  `json:"limits"`
+	// Bundle is the specification of the sandbox: runsc restores only what has the same.
+	Bundle json.RawMessage      `json:"bundle"`
+	Walls  isolation.ImageWalls `json:"walls"`
+	Made   time.Time            `json:"made"`
+}
+
+const aboutVersion = 1
+
+// maxAbout bounds aboutFile.
+const maxAbout = 1 << 20
+
+// Checkpoint implements isolation.Instance.
+func (i *Instance) Checkpoint(ctx context.Context, dir string) (err error) {
+	if len(i.record.Bundle) == 0 {
+		return errs.New(errs.Unsupported, "the sandbox was started by an earlier version of Casemate, whose sandboxes have no memory images").
+			WithHint("commit its files and start it anew")
+	}
+	a := i.Applied()
+	undo := cleanup.New(func() { err = errors.Join(err, clearDir(dir)) })
+	defer undo.Run()
+	thaw, err := i.quiet(ctx)
+	if err != nil {
+		return err
+	}
+	undo.Add(func() { err = errors.Join(err, thaw()) })
+	if err := i.save(ctx, dir); err != nil {
+		return err
+	}
+	if err := writeAbout(dir, about{
+		Version: aboutVersion, Runsc: i.record.Version, Profile: a.Profile, Network: i.record.Network, Limits: i.limitsNow(),
+		Bundle: i.record.Bundle, Walls: isolation.ImageWalls{Capabilities: a.Capabilities, NoNewPrivs: a.NoNewPrivs},
+		Made: time.Now().UTC(),
+	}); err != nil {
+		return err
+	}
+	undo.Release()
+	return nil
+}
+
+// quiet brings the guest to close its connections, and freezes the sandbox before another can come. What it returns
+// makes it as it was.
+func (i *Instance) quiet(ctx context.Context) (back func() error, err error) {
+	i.mu.Lock()
+	was := i.frozen
+	i.mu.Unlock()
+	if was { // its guest must answer
+		if err := i.Thaw(ctx); err != nil {
+			return nil, err
+		}
+	}
+	i.gate.Lock()
+	defer i.gate.Unlock()
+	before := func(context.Context) error { return nil }
+	if was {
+		before = func(ctx context.Context) error { return i.hold(ctx, true, methodPause) }
+	}
+	guest := guestwire.NewClient(i.Cell.Dial) // past the gate
+	st, err := guest.Status(ctx)
+	if err == nil {
+		i.mu.Lock()
+		i.told = st // for Usage meanwhile
+		i.mu.Unlock()
+		err = guest.Prepare(ctx)
+	}
+	if err == nil {
+		err = i.hold(ctx, true, methodPause)
+	}
+	if err != nil {
+		return nil, errors.Join(err, before(context.WithoutCancel(ctx)))
+	}
+	return func() error {
+		if was {
+			return nil
+		}
+		return i.Thaw(context.WithoutCancel(ctx))
+	}, nil
+}
+
+func (i *Instance) limitsNow() isolation.Limits {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.limits
+}
+
+// save has the Sentry write to files that it is passed: it can open none itself.
+func (i *Instance) save(ctx context.Context, dir string) error {
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	for _, name := range []string{stateFile, indexFile, pagesFile} {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return fmt.Errorf("make memory image: %w", err)
+		}
+		files = append(files, f)
+	}
+	err := i.call(ctx, methodSave, &saveOptions{
+		Metadata: map[string]string{"compression": "none"}, Pages: true, NoZero: true, Resume: true,
+	}, files...)
+	if err != nil {
+		return explainSave(err)
+	}
+	for _, f := range files {
+		if err := f.Sync(); err != nil {
+			return explainSave(fmt.Errorf("write memory image: %w", err))
+		}
+	}
+	return nil
+}
+
+// explainSave tells a full disk from the rest: the Sentry passes errors on as text.
+func explainSave(err error) error {
+	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		if errors.Is(err, full) || strings.Contains(err.Error(), full.Error()) {
+			return errs.Wrap(err, errs.ResourceExhausted, "the memory image does not fit into the sandbox's disk limit").
+				WithHint("give the sandbox a larger disk limit, or free memory or files in it")
+		}
+	}
+	return err
+}
+
+func writeAbout(dir string, a about) error {
+	data, err := json.Marshal(a)
+	if err != nil {
+		return fmt.Errorf("encode memory image: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, aboutFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("make memory image: %w", err)
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return explainSave(fmt.Errorf("write memory image: %w", err))
+	}
+	return nil
+}
+
+// clearDir removes what a checkpoint that failed has left.
+func clearDir(dir string) error {
+	var all []error
+	for _, name := range []string{aboutFile, stateFile, indexFile, pagesFile} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
+}
+
+func readAbout(dir string) (about, error) {
+	var a about
+	info, err := os.Lstat(filepath.Join(dir, aboutFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return a, errs.Wrap(err, errs.NotFound, "there is no memory image, or only half of one")
+	}
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxAbout) {
+		err = errors.New("it is no file of ours")
+	}
+	var data []byte
+	if err == nil {
+		data, err = os.ReadFile(filepath.Join(dir, aboutFile))
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &a)
+	}
+	if err != nil {
+		return a, errs.Wrap(fmt.Errorf("read memory image: %w", err), errs.FailedPrecondition, "the memory image can't be read")
+	}
+	return a, nil
+}
+
+// fits refuses an image that runsc would not restore, or not as the spec says.
+func (a about) fits(s isolation.Spec, runsc string) error {
+	const hint = "give the sandbox what the image has, or start from a commit of files alone"
+	bad := func(format string, args ...any) *errs.Error {
+		return errs.New(errs.FailedPrecondition, format, args...)
+	}
+	switch {
+	case a.Version != aboutVersion:
+		return bad("the memory image has version %d of its format, this server knows %d", a.Version, aboutVersion)
+	case a.Runsc != runsc:
+		return bad("the memory image was made by runsc %s, and this server has %s: only the same one can restore it", a.Runsc, runsc).
+			WithHint("start the server with that runsc (--runsc), or go on without memory: casemate pause --files-only, then casemate resume")
+	case a.Profile != s.Profile:
+		return bad("the memory image is of profile %s, not %s", a.Profile, s.Profile).WithHint(hint)
+	case a.Network && s.Network == nil:
+		return bad("the memory image is of a sandbox with a network, and this one is to have none").WithHint(hint)
+	case !a.Network && s.Network != nil:
+		return bad("the memory image is of a sandbox without network, and this one is to have one").WithHint(hint)
+	case a.Limits.OpenFiles != s.Limits.OpenFiles:
+		return bad("the memory image has a limit of %d open files, not %d", a.Limits.OpenFiles, s.Limits.OpenFiles).WithHint(hint)
+	}
+	return nil
+}
+
+// restoreArgs are runsc's arguments that restore a sandbox.
+func restoreArgs(s isolation.Spec) []string {
+	return append(globalArgs(s), "restore", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile,
+		"--image-path="+guestwire.RuntimeImage, containerID)
+}
+
+// Restore implements isolation.Backend.
+func (b *Backend) Restore(ctx context.Context, s isolation.Spec, dir string) (isolation.Instance, error) {
+	version, err := b.program.check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a, err := readAbout(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.fits(s, version); err != nil {
+		return nil, err
+	}
+	spec := s
+	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
+	spec.Limits = CellLimits(s.Limits)
+	spec.Runtime = &isolation.Runtime{
+		Program: b.program.path, Inside: s.Limits, Args: restoreArgs(s), Capabilities: runscCapabilities(),
+		Files: map[string][]byte{bundleDir + "/config.json": a.Bundle, frozenFile: {thawedByte}},
+		Image: dir, Walls: a.Walls,
+	}
+	inst, err := b.cells.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	undo := cleanup.New(func() { destroyQuietly(ctx, inst) })
+	defer undo.Run()
+	i, err := newInstance(inst, version, a.Bundle, s)
+	if err != nil {
+		return nil, err
+	}
+	// It holds the limits that the image has. The call also shows that it answers.
+	if err := i.guest.Bound(ctx, guestwire.Bounds{MemoryBytes: s.Limits.MemoryBytes, Pids: s.Limits.Pids}); err != nil {
+		return nil, err
+	}
+	undo.Release()
+	return i, nil
+}
+
+// destroyLimit bounds taking down what was started in vain. What is left then is found by a sweep.
+const destroyLimit = 10 * time.Second
+
+func destroyQuietly(ctx context.Context, inst isolation.Instance) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyLimit)
+	defer cancel()
+	_ = inst.Destroy(ctx)
+}

@@ -1,0 +1,178 @@
+package gvisor_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
+	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/conformance"
+)
+
+// counter counts in its memory alone, one line a step.
+var counter = []string{"python3", "-u", "-c", `
+import time
+n = 0
+while True:
+    n += 1
+    print(n)
+    time.sleep(0.02)
+`}
+
+// box is a started and claimed instance.
+type box struct {
+	t     *testing.T
+	inst  isolation.Instance
+	guest *guestwire.Client
+}
+
+func newBox(t *testing.T, inst isolation.Instance) *box {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := inst.Destroy(context.Background()); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+	})
+	return &box{t, inst, guestwire.NewClient(inst.Dial)}
+}
+
+func (b *box) start(processID string, argv ...string) {
+	b.t.Helper()
+	if _, err := b.guest.Start(b.t.Context(), guestwire.StartProcess{ID: processID, Argv: argv}, nil); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// lines reads n lines of a process's output from an offset on, and returns them and where they end.
+func (b *box) lines(processID string, offset int64, n int) ([]string, int64) {
+	b.t.Helper()
+	out, err := b.guest.Output(b.t.Context(), guestwire.OutputRequest{ID: processID, Offset: offset, Follow: true})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer out.Close()
+	var text strings.Builder
+	for {
+		piece, err := out.Next()
+		if err != nil {
+			b.t.Fatalf("output of %s after %q: %v", processID, text.String(), err)
+		}
+		text.Write(piece.Data)
+		if all := strings.SplitAfter(text.String(), "\n"); len(all) > n {
+			got := strings.Join(all[:n], "")
+			return strings.Split(strings.TrimSpace(got), "\n"), offset + int64(len(got))
+		}
+	}
+}
+
+func (b *box) run(argv ...string) string {
+	b.t.Helper()
+	_, out, err := b.guest.Run(b.t.Context(), guestwire.RunProcess{
+		Start: guestwire.StartProcess{ID: id.New(id.Process), Argv: argv}, Output: guestwire.OutputRequest{Follow: true},
+	}, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer out.Close()
+	var text strings.Builder
+	for {
+		piece, err := out.Next()
+		if errors.Is(err, io.EOF) {
+			return strings.TrimSpace(text.String())
+		}
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		text.Write(piece.Data)
+	}
+}
+
+// A counter in a process goes on where it was: in the sandbox that the image was made of, and in one that is restored
+// from it, several times.
+func TestCheckpointAndRestore(t *testing.T) {
+	h := newHost(t)
+	backend := h.backend()
+	spec := conformance.Spec(t, isolation.Standard)
+	inst, err := backend.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := newBox(t, inst)
+	if err := first.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "first", Env: map[string]string{"WHO": "first"}}); err != nil {
+		t.Fatal(err)
+	}
+	first.start("counter", counter...)
+	_, at := first.lines("counter", 0, 5)
+	dir := t.TempDir()
+	if err := inst.Checkpoint(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := inst.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	goesOn(first, at)
+	for _, name := range []string{"second", "third"} {
+		s := spec
+		s.ID = id.Sandbox()
+		s.Root.Upper, s.Root.Work = conformance.Writable(t)
+		inst, err := backend.Restore(t.Context(), s, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBox(t, inst)
+		claim := &guestwire.Claim{Sandbox: s.ID, Hostname: name, Env: map[string]string{"WHO": name}}
+		if err := b.guest.Restored(t.Context(), guestwire.Restored{Claim: claim}); err != nil {
+			t.Fatal(err)
+		}
+		goesOn(b, at)
+		if got := b.run("sh", "-c", "echo $WHO $(hostname)"); got != name+" "+name {
+			t.Errorf("%s is %q", name, got)
+		}
+	}
+}
+
+// goesOn reads from a counter that printed up to at before its image was made.
+func goesOn(b *box, at int64) {
+	b.t.Helper()
+	_, end := b.lines("counter", at, 5)
+	next, _ := b.lines("counter", end, 5)
+	var first int
+	if _, err := fmt.Sscan(next[0], &first); err != nil {
+		b.t.Fatal(err)
+	}
+	for i, line := range next {
+		if want := fmt.Sprint(first + i); line != want {
+			b.t.Errorf("%s: the counter says %s where %s is due", b.inst.ID(), line, want)
+		}
+	}
+}
+
+// An image that another runsc made is refused, with both versions in the text, before anything is started.
+func TestImageOfAnotherRunsc(t *testing.T) {
+	h := newHost(t)
+	dir := t.TempDir()
+	data, err := json.Marshal(map[string]any{"v": 1, "runsc": "release-20200101.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "about.json"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.backend().Restore(t.Context(), conformance.Spec(t, isolation.Locked), dir)
+	text, hint := errs.PublicText(err)
+	if !errs.Is(err, errs.FailedPrecondition) || !strings.Contains(text, "release-20200101.0") || !strings.Contains(text, "v0.0.0-") || hint == "" {
+		t.Errorf("restore gives %v, %q, %q", err, text, hint)
+	}
+	if left := h.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
