@@ -80,8 +80,8 @@ func steps() []step {
 		{"ProofService/GetCheckpoint", "GET /v1/journal/checkpoint", `{}`, `"key":"casemate.test/`},
 		{"ProofService/ExportBundle", "", `{"sandbox":"${box}"}`, `"data":"`},
 		{"JournalService/ListEvents", "GET /v1/sandboxes/${box}/events", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
-		{"RecordService/ReadBody", "GET /v1/sandboxes/${box}/events/4/bodies/server.argv", `{"sandbox":"${box}","event":"4","name":"server.argv"}`, `"bytes":"`},
-		{"RecordService/RedactEvent", "POST /v1/sandboxes/${box}/events/4/redact", `{"sandbox":"${box}","event":"4","reason":"for tests"}`, `"type":"body.redacted"`},
+		{"RecordService/ReadBody", "GET /v1/sandboxes/${box}/events/${start}/bodies/server.argv", `{"sandbox":"${box}","event":"${start}","name":"server.argv"}`, `"bytes":"`},
+		{"RecordService/RedactEvent", "POST /v1/sandboxes/${box}/events/${start}/redact", `{"sandbox":"${box}","event":"${start}","reason":"for tests"}`, `"type":"body.redacted"`},
 		{"JournalService/FollowEvents", "", `{"sandbox":"${box}"}`, `"type":"sandbox.created"`},
 		{"SecretService/SetSecret", "PUT /v1/secrets/tool", `{"name":"tool","class":"tool","value":"a value for tests"}`, `"version":"1"`},
 		{"SecretService/BindSecret", "POST /v1/secrets/tool/bindings", `{"secret":"tool","binding":{"for":{"sandboxes":["${box}"]},"hosts":["API.example.com"],"scheme":"bearer","env":"TOOL_KEY"}}`, `"hosts":["api.example.com"]`},
@@ -196,7 +196,7 @@ func TestEveryMethodByEveryProtocol(t *testing.T) {
 					t.Errorf("%s answered %s, want a piece %s", s.method, got, s.want)
 				}
 				learn(names, s.method, got)
-				vars = strings.NewReplacer("${box}", names["box"], "${key}", names["key"])
+				vars = strings.NewReplacer("${box}", names["box"], "${key}", names["key"], "${start}", names["start"])
 			}
 		})
 	}
@@ -209,6 +209,10 @@ func learn(names map[string]string, method, answer string) {
 		Key struct {
 			ID string `json:"id"`
 		} `json:"key"`
+		Events []struct {
+			Seq  json.Number `json:"seq"`
+			Type string      `json:"type"`
+		} `json:"events"`
 	}
 	_ = json.Unmarshal([]byte(answer), &j)
 	switch method {
@@ -216,6 +220,13 @@ func learn(names map[string]string, method, answer string) {
 		names["box"] = j.ID
 	case "SystemService/CreateKey":
 		names["key"] = j.Key.ID
+	case "JournalService/ListEvents":
+		for _, e := range j.Events {
+			if e.Type == "process.started" {
+				names["start"] = e.Seq.String()
+				return
+			}
+		}
 	}
 }
 
