@@ -170,7 +170,7 @@ func TestStrangersGetNothing(t *testing.T) {
 	h := newHarness(t)
 	box := h.box()
 	for _, s := range steps() {
-		s.rest = strings.NewReplacer("${box}", box, "${key}", "key_x").Replace(s.rest)
+		s.rest = strings.NewReplacer("${box}", box, "${key}", "key_x", "${start}", "1").Replace(s.rest)
 		if s.method == "SystemService/GetVersion" || s.method == "TrustService/GetAuthority" {
 			continue
 		}
