@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"casemate.dev/internal/selftest"
+	"casemate.dev/test/stage"
 )
 
 // TestBattery is section F of the battery in both profiles for every backend, each of which is a row. What differs
@@ -21,7 +22,7 @@ func TestBattery(t *testing.T) {
 			if err := internet.Provide(t.Context(), p.Client); err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := p.Images.Import(t.Context(), bytes.NewReader(smallImage(t)), "small"); err != nil {
+			if _, _, err := p.Images.Import(t.Context(), bytes.NewReader(stage.Image(t)), "small"); err != nil {
 				t.Fatal(err)
 			}
 			target := selftest.NewServer(p.Client)

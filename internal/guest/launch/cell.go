@@ -152,8 +152,16 @@ func (s *setup) buildCell() error {
 	return os.MkdirAll("/tmp", 0o700) // where a runtime builds its own root
 }
 
-// checkTargets refuses a root in which what the runtime mounts would come to lie elsewhere: runtimes follow links.
+// checkTargets refuses a root in which what the runtime mounts would come to lie elsewhere: runtimes follow links. An image
+// that has no /tmp gets one, since its own is mounted on itself.
 func checkTargets(root int) error {
+	if err := unix.Mkdirat(root, "tmp", 0o1777); err == nil {
+		if err := unix.Fchmodat(root, "tmp", 0o1777, 0); err != nil {
+			return &os.PathError{Op: "chmod", Path: "/tmp", Err: err}
+		}
+	} else if !errors.Is(err, unix.EEXIST) {
+		return &os.PathError{Op: "mkdir", Path: "/tmp", Err: err}
+	}
 	for _, name := range []string{"/dev", "/proc", "/sys", "/tmp"} {
 		fd, err := open(root, name, unix.O_PATH|unix.O_DIRECTORY, 0)
 		if errors.Is(err, unix.ENOENT) {

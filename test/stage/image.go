@@ -1,4 +1,4 @@
-package network
+package stage
 
 import (
 	"archive/tar"
@@ -16,14 +16,14 @@ import (
 	"testing"
 )
 
-// smallImage returns an image's archive, as docker save writes it, with Python and a shell of this machine: enough for
+// Image returns an image's archive, as docker save writes it, with Python, a shell and programs of this machine: enough for
 // profile standard, which sandboxes of the host's own programs may not have.
-func smallImage(t *testing.T) []byte {
+func Image(t testing.TB, programs ...string) []byte {
 	t.Helper()
 	layer := tarOf(t, func(add func(name string, mode int64, data []byte)) {
 		add("etc/passwd", 0o644, []byte("root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"))
 		add("etc/group", 0o644, []byte("root:x:0:\nuser:x:1000:\n"))
-		addPrograms(t, add)
+		addPrograms(t, programs, add)
 	})
 	sum := sha256.Sum256(layer)
 	config, err := json.Marshal(map[string]any{
@@ -42,7 +42,7 @@ func smallImage(t *testing.T) []byte {
 	})
 }
 
-func tarOf(t *testing.T, fill func(add func(name string, mode int64, data []byte))) []byte {
+func tarOf(t testing.TB, fill func(add func(name string, mode int64, data []byte))) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -63,7 +63,7 @@ func tarOf(t *testing.T, fill func(add func(name string, mode int64, data []byte
 
 // addPrograms adds a shell, what the battery's scripts use, and Python with its library, each with the libraries that it
 // is linked with.
-func addPrograms(t *testing.T, add func(name string, mode int64, data []byte)) {
+func addPrograms(t testing.TB, more []string, add func(name string, mode int64, data []byte)) {
 	t.Helper()
 	done := map[string]bool{}
 	put := func(path, as string, mode int64) {
@@ -88,7 +88,8 @@ func addPrograms(t *testing.T, add func(name string, mode int64, data []byte)) {
 			put(m[1], m[1], 0o755)
 		}
 	}
-	for _, name := range []string{"/bin/sh", "/usr/bin/python3", "/usr/bin/env", "/usr/bin/cat", "/usr/bin/tr", "/usr/bin/sed", "/usr/bin/grep", "/usr/bin/head"} {
+	usual := []string{"/bin/sh", "/usr/bin/python3", "/usr/bin/env", "/usr/bin/cat", "/usr/bin/tr", "/usr/bin/sed", "/usr/bin/grep", "/usr/bin/head"}
+	for _, name := range append(usual, more...) {
 		program(name)
 	}
 	out, err := exec.Command("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))").Output()
