@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -194,6 +195,10 @@ func (p *process) recount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
+		// Who takes a tree for empty gives its scope to another process. What can't be told is taken to live.
+		if !errors.Is(err, os.ErrClosed) {
+			p.leftover = max(p.leftover, 1)
+		}
 		return p.leftover
 	}
 	p.leftover = len(pids)

@@ -177,7 +177,7 @@ func (p *process) await(seat *spawn.Seat, st *streams, lend *chunks) bool {
 		if fds[0].Revents != 0 || err != nil {
 			e, ok := p.child.r.take(p.child)
 			if ok = ok && p.drain(st, buf, printed); ok {
-				p.hasEnded(e)
+				p.concludes(e)
 			}
 			return ok
 		}
@@ -196,6 +196,21 @@ func (p *process) await(seat *spawn.Seat, st *streams, lend *chunks) bool {
 		}
 		seat.Poll(fds[:], left)
 	}
+}
+
+// concludes makes the end known. Where something may live on, a look at the tree is due, and another thread
+// takes it: the walls of this one let it open no control group.
+func (p *process) concludes(e exit) {
+	if e.alone {
+		p.hasEnded(e)
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.hasEnded(e)
+	}()
+	<-done
 }
 
 // drain reads what is left in the pipes of a process that has ended. It reports false where somebody still

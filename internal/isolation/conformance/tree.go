@@ -17,6 +17,7 @@ func treeCases() []testCase {
 		{name: "kill takes daemons", needs: []Feature{Proc}, run: testKillDaemon},
 		{name: "scope kills from outside", run: testScopeKill},
 		{name: "children hold nobody up", run: testChildrenHoldNobodyUp},
+		{name: "what is left is counted", run: testLeftIsCounted},
 		{name: "freeze", needs: []Feature{AnswersFrozen}, run: testFreeze},
 		{name: "frozen time", needs: []Feature{CPUTime}, run: testFrozenTime},
 		{name: "kill while frozen", run: testKillFrozen},
@@ -134,6 +135,18 @@ func testChildrenHoldNobodyUp(t *testing.T, h Harness) {
 		t.Errorf("kill what is left over: %v", err)
 	}
 	r.wantEmpty()
+}
+
+// testLeftIsCounted leaves children that hold nothing of the call, so that it is answered at once. Its answer
+// tells of them all the same: whoever took their scope for empty would give it to another process, whose end
+// would be theirs.
+func testLeftIsCounted(t *testing.T, h Harness) {
+	b := startBox(t, h)
+	for i := range 20 {
+		if tr := b.runScript("sleep 1000 >/dev/null 2>&1 &"); tr.info.Leftover != 1 {
+			t.Fatalf("call %d: %s, %d left over, want 1", i, tr.info.End, tr.info.Leftover)
+		}
+	}
 }
 
 const ticker = `while true; do echo tick; sleep 0.01; done`
