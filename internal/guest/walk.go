@@ -24,21 +24,33 @@ type descent struct {
 const maxEnviron = 256 << 10
 
 func (d *descent) pids() ([]int, error) {
+	pids, _, err := d.look()
+	return pids, err
+}
+
+// look returns the tree's processes, and those of which nobody can tell yet whether they belong to it.
+func (d *descent) look() (pids, unclear []int, err error) {
 	if d.pid == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	all, err := processes()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	member := d.members(all)
-	var pids []int
 	for _, p := range all {
-		if member[p.pid] || d.marked(p.pid) {
+		in, clear := member[p.pid], true
+		if !in {
+			in, clear = d.marked(p.pid)
+		}
+		switch {
+		case in:
 			pids = append(pids, p.pid)
+		case !clear:
+			unclear = append(unclear, p.pid)
 		}
 	}
-	return pids, nil
+	return pids, unclear, nil
 }
 
 // members follows parentage and session. The number of a session stays taken while the session has
@@ -67,20 +79,27 @@ func (d *descent) members(all []procStat) map[int]bool {
 	return member
 }
 
-func (d *descent) marked(pid int) bool {
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/environ")
+// marked reports whether a process carries the mark. It is not clear of one that is just executing a program: between
+// the old memory and the new one it has no environment to be read, and no arguments either.
+func (d *descent) marked(pid int) (in, clear bool) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	f, err := os.Open(dir + "/environ")
 	if err != nil {
-		return false
+		return false, true
 	}
 	defer f.Close()
-	env, _ := io.ReadAll(io.LimitReader(f, maxEnviron))
+	env, err := io.ReadAll(io.LimitReader(f, maxEnviron))
+	if err == nil && len(env) == 0 {
+		args, err := os.ReadFile(dir + "/cmdline")
+		return false, err != nil || len(args) > 0
+	}
 	want := []byte(markVariable + "=" + d.mark)
 	for v := range bytes.SplitSeq(env, []byte{0}) {
 		if bytes.Equal(v, want) {
-			return true
+			return true, true
 		}
 	}
-	return false
+	return false, true
 }
 
 // kill stops everything first, so that less forks away, then ends it, until nothing is found.
@@ -90,13 +109,14 @@ func (d *descent) kill() error {
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGSTOP)
 		}
-		if more, err := d.pids(); err == nil {
-			pids = more
+		unclear := []int(nil)
+		if more, not, err := d.look(); err == nil {
+			pids, unclear = more, not
 		}
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
-		return pids, err
+		return append(pids, unclear...), err
 	})
 }
 
