@@ -87,7 +87,7 @@ var laws = [...]law{
 		except: []string{"internal/isolation/conformance/"},
 		allow: []string{
 			"internal/isolation/", "internal/guestwire/", "internal/guestbin/", "internal/linux/", "internal/rootfs/",
-			"internal/errs/", "internal/cleanup/", "internal/clock/", "internal/id/",
+			"internal/errs/", "internal/cleanup/", "internal/clock/", "internal/durable/", "internal/id/",
 		},
 		why: "backends do not know the domain",
 	},

@@ -79,13 +79,13 @@ func (g *Guest) prepareImage(c *guestwire.Conn) error {
 		return errs.New(errs.Unsupported, "this sandbox's kernel has no memory images")
 	}
 	g.links.close(c.Conn)
-	g.workers.end()
-	// The thread that starts processes may attend to a connection, which it leaves for this.
-	g.cfg.Spawner.Attend(spawn.Post{FD: -1, Ready: func(*spawn.Seat) bool { return false }, Relieved: func() {}})
-	var left []string
 	for end := time.Now().Add(prepareLimit); ; {
-		var err error
-		if left, err = g.heldOpen(); err != nil {
+		// Calls that were under way may hand on their connections meanwhile.
+		g.workers.end()
+		// The thread that starts processes may attend to a connection, which it leaves for this.
+		g.cfg.Spawner.Attend(spawn.Post{FD: -1, Ready: func(*spawn.Seat) bool { return false }, Relieved: func() {}})
+		left, err := g.heldOpen()
+		if err != nil {
 			g.links.open()
 			return err
 		}

@@ -38,7 +38,7 @@ func (s *Store) NewMemory(id string) (string, error) {
 }
 
 // KeepMemory makes what was put into NewMemory's directory the sandbox's memory image, in place of any other: after a
-// crash there is the one or the other.
+// crash there is the new one or none.
 func (s *Store) KeepMemory(id string) error {
 	if !validID(id) {
 		return errs.New(errs.InvalidArgument, "%q is no sandbox id", id)

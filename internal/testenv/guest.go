@@ -20,6 +20,16 @@ func Module(t testing.TB) string {
 	return dir
 }
 
+// Runsc returns the path of the program that `make runsc` builds, gVisor's; without it the test fails.
+func Runsc(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(Module(t), ".cache", "runsc", "runsc")
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("run `make runsc` first: %v", err)
+	}
+	return path
+}
+
 func moduleDir() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

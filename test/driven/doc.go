@@ -2,5 +2,5 @@
 // on every isolation backend: the cases of the battery that no program inside can try alone.
 //
 // What belongs here: cases of section E that are about the real program with real walls. What does not: what one package
-// decides alone, which is tested beside it; package selftest lists where.
+// decides alone, which is tested beside it.
 package driven

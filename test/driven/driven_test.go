@@ -18,11 +18,7 @@ func TestMain(m *testing.M) { os.Exit(stage.Main(m)) }
 
 // TestDriven attacks sandboxes of profile standard, in which there is a root, of every backend.
 func TestDriven(t *testing.T) {
-	runsc := filepath.Join(testenv.Module(t), ".cache", "runsc", "runsc")
-	if _, err := os.Stat(runsc); err != nil {
-		t.Fatalf("run `make runsc` first: %v", err)
-	}
-	s := stage.Start(t, "--runsc="+runsc)
+	s := stage.Start(t, "--runsc="+testenv.Runsc(t))
 	image := stage.Image(t, "/usr/bin/bash", "/usr/bin/ln", "/usr/bin/mkdir", "/usr/bin/mv", "/usr/bin/ls", "/usr/bin/touch", "/usr/bin/chmod", "/usr/bin/sha256sum")
 	if _, _, err := s.Images.Import(t.Context(), bytes.NewReader(image), "small"); err != nil {
 		t.Fatal(err)

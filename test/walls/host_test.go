@@ -69,7 +69,7 @@ func newHostOf(t *testing.T, isolation string) *host {
 		t.Fatal(err)
 	}
 	if isolation == gvisorName {
-		h.backend = gvisor.New(gvisor.Config{Cells: h.backend, Program: runsc(t)})
+		h.backend = gvisor.New(gvisor.Config{Cells: h.backend, Program: testenv.Runsc(t)})
 	}
 	t.Cleanup(func() {
 		if _, err := h.backend.Sweep(context.Background(), nil); err != nil {
@@ -80,16 +80,6 @@ func newHostOf(t *testing.T, isolation string) *host {
 		}
 	})
 	return h
-}
-
-// runsc is where `make runsc` puts it.
-func runsc(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(testenv.Module(t), ".cache", "runsc", "runsc")
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("run `make runsc` first: %v", err)
-	}
-	return path
 }
 
 // box is a sandbox of this host.

@@ -340,18 +340,16 @@ func wanted(path string, text []byte, fields map[string]json.RawMessage) usage {
 // tokensAsked returns how many tokens an answer may have, with all of the choices that it is to hold.
 func tokensAsked(fields map[string]json.RawMessage) int64 {
 	number := func(name string) int64 {
-		var n int64
+		var n float64 // 1e6 and 2.0 are numbers to a provider, too
 		if raw, ok := fields[name]; ok && json.Unmarshal(raw, &n) == nil {
-			return min(max(n, 0), maxTold)
+			return int64(min(max(n, 0), maxTold))
 		}
 		return 0
 	}
-	each := int64(unnamedTokens)
-	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
-		if n := number(name); n > 0 {
-			each = n
-			break
-		}
+	// Which of them holds is the provider's affair.
+	each := max(number("max_tokens"), number("max_completion_tokens"), number("max_output_tokens"))
+	if each == 0 {
+		each = unnamedTokens
 	}
 	return each * min(max(number("n"), number("best_of"), 1), maxChoices)
 }

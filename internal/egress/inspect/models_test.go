@@ -233,7 +233,10 @@ func TestModelMoney(t *testing.T) {
 	ask := func(body string) (int, string) {
 		return w.model(t, "openai/v1/chat/completions", body, "Authorization", "Bearer token-of-openai")
 	}
-	for _, dear := range []string{`{"max_tokens":20}`, `{"max_tokens":4,"n":5}`, `{}`} { // what it may cost is more than there is
+	for _, dear := range []string{
+		`{"max_tokens":20}`, `{"max_tokens":4,"n":5}`, `{"max_tokens":4,"n":5.0}`, `{}`,
+		`{"max_tokens":1,"max_completion_tokens":20}`, `{"max_tokens":2e1}`,
+	} { // what it may cost is more than there is
 		if status, text := ask(dear); status != 403 || !strings.Contains(text, "could cost more") {
 			t.Errorf("%s: %d %s", dear, status, text)
 		}

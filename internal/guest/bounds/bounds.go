@@ -97,7 +97,8 @@ func (g *Group) Close() error {
 	return errors.Join(all...)
 }
 
-// Scope is the control group of one process and of all that descends from it, which nothing in it can leave.
+// Scope is the control group of one process and of all that descends from it. Only root of the kernel can leave it: in a
+// user namespace it may mount the groups.
 type Scope struct {
 	// Kill ends all that is in it when "1" is written, and Dir is the group, to be born in.
 	Kill, Dir *os.File

@@ -220,12 +220,12 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	closeAll(scope.Files)
 	c := &cell{inside: inside, up: make(chan struct{}), ended: make(chan error, 1)}
 	go c.reap(pid)
-	if r.Image != nil {
-		err = c.restored()
-	} else if err = s.launchInside(inside); err != nil {
-		err = errors.Join(err, c.failure())
+	if r.Image == nil { // else the guest in it is launched already
+		if err := s.launchInside(inside); err != nil {
+			return nil, errors.Join(err, c.failure())
+		}
 	}
-	if err != nil {
+	if err := c.started(); err != nil {
 		return nil, err
 	}
 	s.lap("runtime")
@@ -236,8 +236,9 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	return c, nil
 }
 
-// restored waits until the runtime has restored the sandbox, with the guest as it was launched once.
-func (c *cell) restored() error {
+// started waits until the program that starts or restores the sandbox has left it to itself, and nothing of that is open
+// here any more.
+func (c *cell) started() error {
 	select {
 	case <-c.up:
 		return nil

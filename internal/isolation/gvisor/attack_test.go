@@ -81,3 +81,34 @@ func useDevices(t *testing.T, i isolation.Instance, sandbox string) {
 		t.Error(err)
 	}
 }
+
+// ATTACK: a process becomes root of a user namespace, mounts the control groups that its guest counts with, leaves its
+// own, and lifts the limit of processes.
+// VERIFIES: both are refused to everybody but root, and there is no root in profile locked. TWIN: root of profile standard,
+// who may take over the guest as well; then the cell's limits hold (TestOuterLimit).
+func TestLeavingControlGroups(t *testing.T) {
+	const leave = `mkdir -p /tmp/cg && mount -t cgroup2 c /tmp/cg || exit
+echo 0 > /tmp/cg/cgroup.procs && echo left; echo max > /tmp/cg/payload/pids.max && echo lifted; cat /proc/self/cgroup`
+	for _, c := range []struct {
+		profile    isolation.Profile
+		user, want string
+	}{
+		{isolation.Locked, "", "0::/payload/1"},
+		{isolation.Standard, "", "0::/payload/1"},
+		{isolation.Standard, "root", "left\nlifted\n0::/"},
+	} {
+		h := newHost(t)
+		spec := conformance.Spec(t, c.profile)
+		inst, err := h.backend().Start(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBox(t, inst)
+		if err := b.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box", User: c.user}); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.run("unshare", "-Urm", "sh", "-c", "exec 2>/dev/null; "+leave); got != c.want {
+			t.Errorf("%s, user %q: %q, want %q", c.profile, c.user, got, c.want)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package gvisor_test
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,20 +47,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// runsc is where `make runsc` puts it.
-func runsc(t *testing.T) string {
-	t.Helper()
-	path, err := filepath.Abs("../../../.cache/runsc/runsc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("run `make runsc` first: %v", err)
-	}
-	return path
-}
-
-func (h *host) backend() isolation.Backend { return h.with(runsc(h.t)) }
+func (h *host) backend() isolation.Backend { return h.with(testenv.Runsc(h.t)) }
 
 func (h *host) with(program string) isolation.Backend {
 	h.t.Helper()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/cleanup"
+	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
@@ -163,15 +164,7 @@ func writeAbout(dir string, a about) error {
 	if err != nil {
 		return fmt.Errorf("encode memory image: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, aboutFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("make memory image: %w", err)
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := durable.Replace(filepath.Join(dir, aboutFile), data); err != nil {
 		return explainSave(fmt.Errorf("write memory image: %w", err))
 	}
 	return nil

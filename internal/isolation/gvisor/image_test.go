@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"casemate.dev/internal/errs"
@@ -116,10 +117,12 @@ func TestCheckpointAndRestore(t *testing.T) {
 	if err := inst.Checkpoint(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
+	onlyRoots(t, dir)
 	if err := inst.Thaw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	goesOn(first, at)
+	random := map[string]string{}
 	for _, name := range []string{"second", "third"} {
 		s := spec
 		s.ID = id.Sandbox()
@@ -136,6 +139,29 @@ func TestCheckpointAndRestore(t *testing.T) {
 		goesOn(b, at)
 		if got := b.run("sh", "-c", "echo $WHO $(hostname)"); got != name+" "+name {
 			t.Errorf("%s is %q", name, got)
+		}
+		bytes := b.run("od", "-An", "-tx1", "-N16", "/dev/urandom")
+		if of, twice := random[bytes]; twice || bytes == "" {
+			t.Errorf("%s gets %q of the kernel, and so did %q", name, bytes, of)
+		}
+		random[bytes] = name
+	}
+}
+
+// onlyRoots fails where anybody but root may open a file of an image.
+func onlyRoots(t *testing.T, dir string) {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 4 {
+		t.Fatalf("the image is %v, %v", files, err)
+	}
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); !ok || info.Mode() != 0o600 || st.Uid != 0 || st.Gid != 0 {
+			t.Errorf("%s is %v of %+v", f.Name(), info.Mode(), info.Sys())
 		}
 	}
 }
@@ -171,6 +197,39 @@ func TestImageOfAnotherRunsc(t *testing.T) {
 	text, hint := errs.PublicText(err)
 	if !errs.Is(err, errs.FailedPrecondition) || !strings.Contains(text, "release-20200101.0") || !strings.Contains(text, "v0.0.0-") || hint == "" {
 		t.Errorf("restore gives %v, %q, %q", err, text, hint)
+	}
+	if left := h.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// ATTACK: an image is to go on in a sandbox of another shape: with less of a wall, or with a network.
+// VERIFIES: it is refused, and the text says what differs. The twin is TestCheckpointAndRestore.
+func TestImageInAnotherSandbox(t *testing.T) {
+	h := newHost(t)
+	backend := h.backend()
+	spec := conformance.Spec(t, isolation.Locked)
+	inst, err := backend.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	err = inst.Checkpoint(t.Context(), dir)
+	if derr := inst.Destroy(context.Background()); err != nil || derr != nil {
+		t.Fatal(err, derr)
+	}
+	for word, change := range map[string]func(*isolation.Spec){
+		"profile":    func(s *isolation.Spec) { s.Profile = isolation.Standard },
+		"network":    func(s *isolation.Spec) { s.Network = &isolation.Network{Device: "eth0"} },
+		"open files": func(s *isolation.Spec) { s.Limits.OpenFiles++ },
+	} {
+		s := spec
+		s.ID = id.Sandbox()
+		change(&s)
+		_, err := backend.Restore(t.Context(), s, dir)
+		if text, hint := errs.PublicText(err); !errs.Is(err, errs.FailedPrecondition) || !strings.Contains(text, word) || hint == "" {
+			t.Errorf("another %s: %v, %q, %q", word, err, text, hint)
+		}
 	}
 	if left := h.leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)

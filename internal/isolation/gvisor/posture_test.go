@@ -17,6 +17,7 @@ import (
 	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/isolation/gvisor"
 	"casemate.dev/internal/isolation/namespace"
+	"casemate.dev/internal/testenv"
 )
 
 // What the host's kernel shows of a sandbox: no process of runsc is root of the host, each has a system call filter, and
@@ -128,7 +129,7 @@ func TestOuterLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := gvisor.New(gvisor.Config{Cells: unbound{cells}, Program: runsc(t)})
+	b := gvisor.New(gvisor.Config{Cells: unbound{cells}, Program: testenv.Runsc(t)})
 	defer func() { _ = b.Close() }()
 	l := conformance.Limits()
 	for what, c := range map[string]struct {

@@ -75,8 +75,8 @@ type (
 const shmShare = 2
 
 // guestCapabilities are what the guest holds of gVisor's kernel, which has nothing of the host's to give: what
-// becoming its users, the host name and processes of others take; SYS_PTRACE lets it read these' environment, by which
-// a tree that is to be killed is found. The runtime gives the Sentry no more than that of the cell's either.
+// becoming its users, the host name, and looking at processes of others and ending them take. The runtime gives the Sentry
+// no more than that of the cell's either.
 func guestCapabilities() []string {
 	names := []string{
 		"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
