@@ -36,14 +36,6 @@ type Body struct {
 	ref bundle.Ref
 }
 
-// WithBody returns a copy of e that speaks of content: among o's facts name is its bundle.Ref. Add a body to an
-// observer's facts after With.
-func (e Event) WithBody(o Observer, name string, content []byte) Event {
-	k := NewKeeper(true)
-	_, _ = k.Write(content) // never fails
-	return e.WithKept(o, name, k)
-}
-
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
 // withMember adds a member to a JSON object.

@@ -109,7 +109,7 @@ type Event struct {
 	Process string    `json:"process,omitempty"` // id of the process it is about
 	// Facts holds one JSON object per observer.
 	Facts map[Observer]json.RawMessage `json:"facts,omitempty"`
-	// Bodies are what the event speaks of and does not hold; see WithBody.
+	// Bodies are what the event speaks of and does not hold; see WithKept.
 	Bodies []Body `json:"-"`
 }
 

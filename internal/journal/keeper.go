@@ -74,7 +74,8 @@ func (k *Keeper) body(o Observer, name string) Body {
 	return b
 }
 
-// WithKept is WithBody for a body that came in pieces. k must not be written to any more.
+// WithKept returns a copy of e that speaks of the content that k was given: among o's facts name is its bundle.Ref. k must
+// not be written to any more. Add a body to an observer's facts after With.
 func (e Event) WithKept(o Observer, name string, k *Keeper) Event {
 	b := k.body(o, name)
 	e.Bodies = append(e.Bodies[:len(e.Bodies):len(e.Bodies)], b)

@@ -53,11 +53,16 @@ func (l *Log) Redact(ctx context.Context, r Redaction, also func(process string,
 	if err != nil {
 		return Event{}, err
 	}
+	l.scrub()
+	return e, nil
+}
+
+// scrub sees to it that what was erased is gone from the database's files too; where that can't be now, soon.
+func (l *Log) scrub() {
 	if err := l.db.Scrub(); err != nil {
 		l.unscrubbed.Store(true)
-		l.log.Warn("what was redacted may still lie in the database's files; this is tried again", "error", err)
+		l.log.Warn("what was erased may still lie in the database's files; this is tried again", "error", err)
 	}
-	return e, nil
 }
 
 // toRedact finds the bodies that are to be erased, and the process that the event is about.
@@ -148,8 +153,8 @@ func (l *Log) expireLoop(k Keep) {
 		if err := l.Expire(context.Background(), k); err != nil {
 			l.log.Warn("cannot erase old content of the journal", "error", err)
 		}
-		if l.unscrubbed.Load() && l.db.Scrub() == nil {
-			l.unscrubbed.Store(false)
+		if l.unscrubbed.Swap(false) {
+			l.scrub()
 		}
 		select {
 		case <-t.C:
@@ -209,5 +214,6 @@ func (l *Log) expire(ctx context.Context, old []store.OldBody, reason string) er
 		with = append(with, store.EraseBody(b.Sandbox, b.Seq, b.Name))
 	}
 	_, err := l.Record(ctx, Event{Sandbox: ServerStream, Type: BodiesExpired, Actor: "server"}.With(Server, f), with...)
+	l.unscrubbed.Store(true)
 	return errors.Join(err, ctx.Err())
 }

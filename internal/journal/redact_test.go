@@ -149,6 +149,31 @@ func TestRedactedContentIsGone(t *testing.T) {
 	}
 }
 
+// TestAKillBeforeTheScrub erases as a server does that is killed between the record and the files: the next one finishes it.
+func TestAKillBeforeTheScrub(t *testing.T) {
+	const secret = "correct-horse-battery-staple"
+	dir := t.TempDir()
+	l, db := openSigned(t, dir)
+	e, err := l.Record(t.Context(), Event{Sandbox: "box", Type: ProcessEnded}.WithBody(Guest, "stdout", []byte(secret)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Flush(); err != nil { // so that the write-ahead log holds it, which no start empties by itself
+		t.Fatal(err)
+	}
+	if _, err := l.Record(t.Context(), Event{Sandbox: "box", Type: BodyRedacted}, store.EraseBody("box", e.Seq, "guest.stdout")); err != nil {
+		t.Fatal(err)
+	}
+	again := copyOf(t, dir)
+	if len(holds(t, again, secret)) == 0 {
+		t.Fatal("nothing is left to be scrubbed")
+	}
+	openSigned(t, again)
+	if where := holds(t, again, secret); len(where) > 0 {
+		t.Errorf("still in %v", where)
+	}
+}
+
 // copyOf copies a data directory as it is.
 func copyOf(t *testing.T, dir string) string {
 	t.Helper()

@@ -52,6 +52,7 @@ func OpenSigned(ctx context.Context, db *store.DB, o SignedOptions) (_ *Log, err
 		_ = l.tree.Close() // which publishes, at worst, what is true
 		return nil, fmt.Errorf("recover the journal: %w", err)
 	}
+	l.scrub() // an earlier server may have been killed before it came to that
 	l.loop.Go(func() { l.expireLoop(o.Keep) })
 	return l, nil
 }

@@ -14,6 +14,7 @@ const (
 	maxNamed      = 500
 	maxNamedBytes = 32 << 10
 	maxMoreIn     = 50
+	maxMoreDepth  = 16
 )
 
 // changedFile is one file of a record. Paths are text as in Files.
@@ -65,8 +66,8 @@ func (f *changedFacts) list(changes []rootfs.FileChange, full bool) {
 	}
 }
 
-// directories returns the deepest directories, all of one depth and not many, below which changes lie. Of a renamed
-// file both of its paths count.
+// directories returns the deepest directories, all of one depth and neither many nor too deep, below which changes lie.
+// Of a renamed file both of its paths count.
 func directories(changes []rootfs.FileChange) []dirCount {
 	paths := make([]string, 0, len(changes))
 	for _, c := range changes {
@@ -76,7 +77,7 @@ func directories(changes []rootfs.FileChange) []dirCount {
 		}
 	}
 	best := map[string]int{"/": len(paths)}
-	for depth := 1; ; depth++ {
+	for depth := 1; depth <= maxMoreDepth; depth++ {
 		counts, deeper := map[string]int{}, false
 		size := 0
 		for _, p := range paths {
@@ -91,9 +92,10 @@ func directories(changes []rootfs.FileChange) []dirCount {
 		}
 		best = counts
 		if !deeper {
-			return dirCounts(best)
+			break
 		}
 	}
+	return dirCounts(best)
 }
 
 func dirCounts(counts map[string]int) []dirCount {

@@ -169,6 +169,16 @@ func (t *tracker) begin(id string) {
 	t.alive[id], t.seen[id] = true, true
 }
 
+// found is called for one that runs and that this server did not begin.
+func (t *tracker) found(id string) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.alive[id], t.seen[id] = true, true
+}
+
 // leave is called for one that did not come to be.
 func (t *tracker) leave(id string) {
 	if t == nil {

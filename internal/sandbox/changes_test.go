@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/rootfs"
 )
@@ -177,6 +178,38 @@ func TestFileChangesAcrossServers(t *testing.T) {
 	s.history(sb.ID)
 }
 
+// A process that this server did not begin, as one that came along in a memory image, is named like the others.
+func TestFileChangesNameWhatWasTakenUp(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	sb := s.create(alice, Spec{FileChanges: FileChangesFull})
+	other := s.start(sb.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
+	b := s.find(sb.ID)
+	b.changes.leave(other.ID)
+	b.changes.mu.Lock()
+	clear(b.changes.seen)
+	b.changes.mu.Unlock()
+	alone := func() bool {
+		w.roots.Changed(sb.ID, created("/a"))
+		s.exec(sb.ID, "true")
+		got, _ := s.changes(sb.ID)
+		return got[len(got)-1].Alone
+	}
+	if !alone() {
+		t.Error("the twin: the tracker knows of it before it is taken up")
+	}
+	infos, err := b.guest.List(t.Context())
+	if err == nil {
+		_, err = s.takeUpProcesses(t.Context(), b, slices.DeleteFunc(infos, func(i guestwire.ProcessInfo) bool { return i.ID != other.ID }))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if alone() {
+		t.Error("nobody else could have changed files, beside one that was taken up")
+	}
+}
+
 // However many files there are and whatever they are called, a record is bounded, and says where the rest is.
 func TestListOfChangesIsBounded(t *testing.T) {
 	var all []rootfs.FileChange
@@ -204,9 +237,19 @@ func TestListOfChangesIsBounded(t *testing.T) {
 	if len(g.Files) != 1 || g.More != 2 || len(g.MoreIn) != 1 || g.MoreIn[0].Dir != "/x" {
 		t.Errorf("long names: %d named, %d more in %v", len(g.Files), g.More, g.MoreIn)
 	}
+	var deep changedFacts
+	bottom := strings.Repeat("/d", 2000)
+	all = all[:0]
+	for i := range 20_000 {
+		all = append(all, created(fmt.Sprintf("%s/f%d", bottom, i)))
+	}
+	deep.list(all, true)
+	if len(deep.MoreIn) != 1 || deep.MoreIn[0].Dir != strings.Repeat("/d", maxMoreDepth) || deep.MoreIn[0].Files != deep.More {
+		t.Errorf("far down: %d more in %v", deep.More, deep.MoreIn)
+	}
 	var none changedFacts
 	none.list(all, false)
-	if none.Files != nil || none.MoreIn != nil || none.Created != 5000 {
+	if none.Files != nil || none.MoreIn != nil || none.Created != len(all) {
 		t.Errorf("summary: %+v", none)
 	}
 }

@@ -152,6 +152,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Pr
 	left := b.changes.ended(pr, p.Leftover > 0)
 	b.mu.Lock()
 	pr.info, pr.left = p, left
+	pr.input, pr.stdin = nil, nil // recorded, and no longer to be held while its end is remembered
 	m.retireLocked(b, pr)
 	b.mu.Unlock()
 	close(pr.ended)

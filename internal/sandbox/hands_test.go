@@ -67,7 +67,8 @@ func (s *server) runs(id string) {
 func TestManyHands(t *testing.T) {
 	s := newWorld(t).serve()
 	for range 3 {
-		sb := s.create(admin, Spec{Contexts: []CodeContextSpec{{ID: "python"}, {ID: "bad", Language: "none"}}})
+		sb := s.create(admin, Spec{FileChanges: FileChangesFull, Contexts: []CodeContextSpec{{ID: "python"}, {ID: "bad", Language: "none"}}})
+		b := s.find(sb.ID)
 		stop, labels := make(chan struct{}), map[string]string{"a": "b"}
 		begun := make(chan struct{}, 1000)
 		wait := together(t, stop, map[string]func(context.Context) error{
@@ -121,5 +122,10 @@ func TestManyHands(t *testing.T) {
 		wait()
 		s.history(sb.ID)
 		s.runs(sb.ID)
+		b.changes.mu.Lock()
+		if n := len(b.changes.alive); n > 0 {
+			t.Errorf("%d processes and runs of a sandbox that has ended count as alive", n)
+		}
+		b.changes.mu.Unlock()
 	}
 }

@@ -217,6 +217,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 		switch {
 		case pr == nil:
 		case info.End == guestwire.EndNone:
+			b.changes.found(pr.id)
 			running = append(running, pr)
 		case isOpen || pr.snapshot().End == EndNone:
 			m.finish(pr, info, nil)

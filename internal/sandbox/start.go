@@ -170,6 +170,12 @@ func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec
 		return nil, nil, m.refuse(pr, *s, errs.Wrap(err, errs.KindOf(err), "cannot make the process's control group"))
 	}
 	b.changes.begin(pr.id)
+	b.mu.Lock()
+	over := pr.failed != nil
+	b.mu.Unlock()
+	if over { // the sandbox ended, or was paused without memory, before it was there to be taken out
+		b.changes.leave(pr.id)
+	}
 	return pr, scope, nil
 }
 

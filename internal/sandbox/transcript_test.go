@@ -85,6 +85,14 @@ func TestWhatProcessesAreGivenIsKept(t *testing.T) {
 	if got, err := s.body(s.lastOf(sb.ID, journal.ProcessStarted), "server.stdin"); got != "at once" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
+	b := s.find(sb.ID)
+	b.mu.Lock()
+	for _, pr := range b.procs {
+		if pr.input != nil {
+			t.Error("what it was given is held after its end")
+		}
+	}
+	b.mu.Unlock()
 	p := s.start(sb.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
 	for i, text := range []string{"bit ", "by ", "bit"} {
 		for range 2 { // the second time nothing of it is taken

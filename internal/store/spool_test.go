@@ -66,6 +66,24 @@ func TestSpoolIsReplayed(t *testing.T) {
 	}
 }
 
+// TestErasuresAreReplayed: what was erased does not come back with what is replayed before it, and its neighbour does.
+func TestErasuresAreReplayed(t *testing.T) {
+	kept := Body{Sandbox: "s", Seq: 1, Name: "guest.stderr", Time: 7, Size: 4, Salt: []byte("salt"), Data: []byte("stay")}
+	gone := kept
+	gone.Name, gone.Data = "guest.stdout", []byte("away")
+	p := Process{Sandbox: "s", ID: "p", Started: 5, Body: []byte(`{"Argv":["away"],"PID":3}`)}
+	dir := left(t, []Write{AddBody(kept), AddBody(gone), AddProcess(p)},
+		[]Write{EraseBody("s", 1, gone.Name), ReplaceInProcess("s", "p", "$.Argv", `["redacted"]`)})
+	db := open(t, Config{Dir: dir})
+	all, err := db.BodiesOf(t.Context(), "s", 1, 1, 100)
+	if d := cmp.Diff([]Body{kept}, all); d != "" || err != nil {
+		t.Errorf("bodies: %v\n%s", err, d)
+	}
+	p.Body = []byte(`{"Argv":["redacted"],"PID":3}`)
+	got, ok, err := db.GetProcess(t.Context(), "s", "p")
+	check(t, "process", got, p, ok, err)
+}
+
 // TestTornSpoolGivesWhatIsWhole cuts the file at every length, and spoils every byte of its tail.
 func TestTornSpoolGivesWhatIsWhole(t *testing.T) {
 	dir := left(t, []Write{AddEvent(testEvent(1))}, []Write{AddEvent(testEvent(2))}, []Write{AddEvent(testEvent(3))})

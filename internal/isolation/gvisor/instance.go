@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
@@ -179,9 +180,14 @@ func (*scope) Layout() []string  { return nil }
 func (*scope) Recycle() bool     { return true }
 func (*scope) Close() error      { return nil }
 
+// lookTimeout bounds how long a guest, which may be hostile, has to tell what lives of a process.
+const lookTimeout = 10 * time.Second
+
 // Empty implements isolation.Scope.
 func (s *scope) Empty() (bool, error) {
-	t, err := s.guest.Tree(context.Background(), s.process)
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	t, err := s.guest.Tree(ctx, s.process)
 	if errs.Is(err, errs.NotFound) {
 		return true, nil
 	}
