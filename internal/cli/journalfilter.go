@@ -96,6 +96,15 @@ func pathsOf(e *client.Event) []string {
 			}
 		}
 	}
+	for _, list := range []string{"files", "more_in"} { // of files.changed
+		for _, f := range fact(e, list).GetListValue().GetValues() {
+			for _, key := range []string{"path", "from", "dir"} {
+				if s := f.GetStructValue().GetFields()[key].GetStringValue(); s != "" {
+					out = append(out, rawPath(s))
+				}
+			}
+		}
+	}
 	return out
 }
 
