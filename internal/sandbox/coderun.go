@@ -488,7 +488,7 @@ func (m *Manager) endContexts(b *box) {
 	all := slices.Collect(maps.Values(b.codes))
 	b.mu.Unlock()
 	for _, c := range all {
-		scope := c.takeOut() // first, so that no run begins any more
+		scope := c.takeOut(true) // first, so that no run begins any more
 		m.endRuns(c, RunStopped)
 		if scope != nil {
 			_ = scope.Close() // what is left of it goes with the sandbox

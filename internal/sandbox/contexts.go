@@ -37,6 +37,7 @@ type codeContext struct {
 	end  guestwire.ContextInfo
 	gone bool // deleted
 	left bool // taken out of the box: nothing begins in it
+	fell bool // with its sandbox, which may run again, with another context of that id
 }
 
 // scopePrefix begins the names of contexts' control groups, which stand beside those of processes.
@@ -376,6 +377,9 @@ func (c *codeContext) lostLocked() error {
 	if s := c.box.sb.State; s != Running {
 		return &TransitionError{ID: c.box.id, From: s}
 	}
+	if c.fell {
+		return errs.New(errs.Unavailable, "sandbox %s was stopped meanwhile", c.box.id).WithHint("try again")
+	}
 	return errs.New(errs.NotFound, "no context %s in sandbox %s any more", quote(c.id), c.box.id)
 }
 
@@ -412,7 +416,7 @@ func (m *Manager) DeleteContext(ctx context.Context, p Principal, ref, contextID
 
 // drop takes a context out of its box.
 func (c *codeContext) drop() {
-	if scope := c.takeOut(); scope != nil {
+	if scope := c.takeOut(false); scope != nil {
 		_ = scope.Close() // what is left of it goes with the sandbox
 	}
 }

@@ -276,7 +276,7 @@ func (m *Manager) unmade(all map[string]*codeContext, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
 	defer cancel()
 	for _, c := range all {
-		if scope := c.takeOut(); scope != nil { // else the sandbox ended meanwhile, and all with it
+		if scope := c.takeOut(false); scope != nil { // else the sandbox ended meanwhile, and all with it
 			if !refusal(err) {
 				_ = scope.Kill(ctx) // so that nothing runs unknown
 			}
@@ -366,20 +366,20 @@ func (m *Manager) dropForks(b *box, all []*codeContext) {
 	}
 	for _, c := range all {
 		m.endRuns(c, RunCanceled)
-		if scope := c.takeOut(); scope != nil && !scope.Recycle() {
+		if scope := c.takeOut(false); scope != nil && !scope.Recycle() {
 			_ = scope.Close()
 		}
 	}
 }
 
-// takeOut takes a context out of its box and returns its scope.
-func (c *codeContext) takeOut() isolation.Scope {
+// takeOut takes a context out of its box, which fell with its sandbox or was deleted, and returns its scope.
+func (c *codeContext) takeOut(fell bool) isolation.Scope {
 	c.box.mu.Lock()
 	defer c.box.mu.Unlock()
 	if c.box.codes[c.id] == c {
 		delete(c.box.codes, c.id)
 	}
-	c.gone, c.left = true, true
+	c.gone, c.left, c.fell = true, true, c.fell || fell
 	scope := c.scope
 	c.scope = nil
 	return scope

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"testing"
 
@@ -127,5 +128,38 @@ func TestManyHands(t *testing.T) {
 			t.Errorf("%d processes and runs of a sandbox that has ended count as alive", n)
 		}
 		b.changes.mu.Unlock()
+	}
+}
+
+// TestRunMeetsASleep has a run begin in a context whose sandbox has slept and woken meanwhile, with another of that id.
+func TestRunMeetsASleep(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(admin, Spec{})
+	code := func() error {
+		_, err := s.ExecuteCode(t.Context(), admin, sb.ID, CodeSpec{Code: "1+1"}, "")
+		return err
+	}
+	if err := code(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.context(t.Context(), s.find(sb.ID), "python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.PauseFiles(t.Context(), admin, sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	var transition *TransitionError
+	if _, _, err := c.enterRun(admin, "early"); !errors.As(err, &transition) {
+		t.Errorf("while it sleeps: %v", err)
+	}
+	if _, err := s.Resume(t.Context(), admin, sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.enterRun(admin, "late"); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("after it woke: %v", err)
+	}
+	if err := code(); err != nil {
+		t.Error(err)
 	}
 }

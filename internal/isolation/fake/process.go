@@ -57,8 +57,11 @@ func (m *machine) start(s guestwire.StartProcess) (*process, guestwire.ProcessIn
 		return nil, guestwire.ProcessInfo{}, errs.New(errs.NotFound, "no such directory: %s", p.info.Dir)
 	}
 	t, err := m.newTask(p)
+	if errors.Is(err, syscall.EAGAIN) {
+		err = errs.Wrap(err, errs.ResourceExhausted, "the sandbox may have no more processes")
+	}
 	if err != nil {
-		return nil, guestwire.ProcessInfo{}, errs.Wrap(err, errs.ResourceExhausted, "the sandbox may have no more processes")
+		return nil, guestwire.ProcessInfo{}, err
 	}
 	sh := p.shell(t, s, u)
 	if sh.Host.Lookup(sh, s.Argv[0]) == nil {
