@@ -86,6 +86,48 @@ func TestABundleVerifies(t *testing.T) {
 	}
 }
 
+// TestEachEventIsTold: who verifies a bundle is told of its events in order, as they are, with the bodies that are there.
+func TestEachEventIsTold(t *testing.T) {
+	l, _ := openSigned(t, t.TempDir())
+	told(t, l, "s", 6)
+	whole := export(t, l, "s")
+	private := slices.DeleteFunc(bytes.SplitAfter(whole, []byte("\n")), func(line []byte) bool {
+		return bytes.HasPrefix(line, []byte(`{"body"`)) && bytes.Contains(line, []byte("argv"))
+	})
+	for name, b := range map[string][]byte{"whole": whole, "without arguments": bytes.Join(private, nil)} {
+		var events []string
+		var bodies []string
+		verify(t, b, bundle.Options{Each: func(event json.RawMessage, with []bundle.Body) {
+			var e Event
+			if err := json.Unmarshal(event, &e); err != nil {
+				t.Error(err)
+			}
+			events = append(events, fmt.Sprintf("%d %s %s", e.Seq, e.Type, e.Process))
+			for _, one := range with {
+				bodies = append(bodies, fmt.Sprintf("%d %s %s", e.Seq, one.Name, one.Data))
+			}
+		}})
+		wantEvents := []string{
+			"1 process.started prc_0", "2 process.ended prc_0", "3 process.started prc_1", "4 process.ended prc_1", "5 process.started prc_2", "6 process.ended prc_2",
+		}
+		wantBodies := []string{
+			`1 server.argv ["echo","0"]`, "2 guest.stdout 1", `3 server.argv ["echo","2"]`, "4 guest.stdout 3", `5 server.argv ["echo","4"]`, "6 guest.stdout 5",
+		}
+		if name != "whole" {
+			wantBodies = []string{"2 guest.stdout 1", "4 guest.stdout 3", "6 guest.stdout 5"}
+		}
+		if !slices.Equal(events, wantEvents) || !slices.Equal(bodies, wantBodies) {
+			t.Errorf("%s: events %q, bodies %q", name, events, bodies)
+		}
+	}
+	// What was cut off is not told, and what is there is, with its bodies.
+	n := 0
+	verify(t, whole[:bytes.LastIndex(whole, []byte(`{"seal"`))], bundle.Options{Each: func(_ json.RawMessage, with []bundle.Body) { n += len(with) }})
+	if n != 6 {
+		t.Errorf("%d bodies of a bundle without its seal", n)
+	}
+}
+
 // TestRedactedBundlesVerify leaves bodies out, as whoever passes a bundle on may.
 func TestRedactedBundlesVerify(t *testing.T) {
 	l, _ := openSigned(t, t.TempDir())

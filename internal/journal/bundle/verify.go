@@ -27,6 +27,9 @@ type Options struct {
 	Key string
 	// Heads are checkpoints that the checker, or others, were given at some time.
 	Heads [][]byte
+	// Each, where it is set, is told of every event in order, as its leaf holds it, with the bodies that are there.
+	// Nothing of that means anything before the report says that the bundle's integrity holds.
+	Each func(event json.RawMessage, bodies []Body)
 }
 
 // Problem is something that is not as it must be.
@@ -188,9 +191,11 @@ type verifier struct {
 	checked bool
 	last    int64 // the leaf of the event before
 	next    uint64
-	leaves  []int64           // of events
-	astray  bool              // the last event could not be read
-	refs    map[string]Ref    // of the last event, by name
+	leaves  []int64         // of events
+	astray  bool            // the last event could not be read
+	refs    map[string]Ref  // of the last event, by name
+	told    json.RawMessage // the last event, of which Each is told once its bodies are read
+	bodies  []Body
 	replays map[string]string // newest verdict, by process
 	started map[string]bool
 }
@@ -319,6 +324,7 @@ func (v *verifier) event(l Line) {
 		v.r.Completeness.fail(at, "event %d was lost by the server", f.Seq)
 	} else {
 		hash = tlog.RecordHash(l.Event)
+		v.told = l.Event
 		if again, err := jcs.Transform(l.Event); err != nil || !bytes.Equal(again, l.Event) {
 			v.r.Integrity.fail(at, "the event is not in canonical form")
 		}
@@ -416,12 +422,19 @@ func (v *verifier) body(b Body) {
 		return
 	}
 	v.r.Bodies++
+	if v.o.Each != nil {
+		v.bodies = append(v.bodies, b)
+	}
 }
 
 // endBodies takes note of the bodies that did not come.
 func (v *verifier) endBodies() {
 	v.r.Erased += len(v.refs)
 	v.refs = nil
+	if v.o.Each != nil && v.told != nil {
+		v.o.Each(v.told, v.bodies)
+	}
+	v.told, v.bodies = nil, nil
 }
 
 func (v *verifier) sealed(text string) {
