@@ -99,6 +99,11 @@ func (d *btrfsDisk) prepare() error {
 	if d.counters, err = btrfs.CountersOf(d.rootDir); err != nil {
 		return err
 	}
+	if d.counters.Astray() { // the flag outlives a mount
+		if err := btrfs.Recount(d.rootDir); err != nil {
+			return err
+		}
+	}
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(d.dir, &st); err != nil {
 		return err
@@ -215,12 +220,27 @@ func (d *btrfsDisk) makeRoomLocked() int64 {
 	return d.freeLocked()
 }
 
-// reapLocked drops the quota groups of deleted layers whose space has come back.
+// reapLocked takes back the space of deleted layers, and drops their quota groups once these count nothing.
 func (d *btrfsDisk) reapLocked() {
 	for id := range d.gone {
-		if is, err := btrfs.Exists(d.rootDir, id); err == nil && !is && btrfs.DropQuotaGroup(d.rootDir, id) == nil {
+		if is, err := btrfs.Exists(d.rootDir, id); err != nil || is {
+			continue
+		}
+		d.gone[id] = 0
+		if btrfs.DropQuotaGroup(d.rootDir, id) == nil {
 			delete(d.gone, id)
 		}
+	}
+}
+
+// holdLimits has everything counted anew where the kernel has stopped counting: limits would hold no more.
+func (d *btrfsDisk) holdLimits() {
+	if !d.counters.Astray() {
+		return
+	}
+	d.log.Error("the kernel has stopped counting what sandboxes write; counting anew, until then disk limits don't hold")
+	if err := btrfs.Recount(d.rootDir); err != nil {
+		d.log.Error("count what sandboxes have written", "error", err)
 	}
 }
 
@@ -452,6 +472,7 @@ func (d *btrfsDisk) tend(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		d.holdLimits()
 		d.mu.Lock()
 		if len(d.gone) > 0 {
 			d.reapLocked()

@@ -254,6 +254,20 @@ func EnableQuota(root *os.File) error {
 	if err := ioctlQuotaCtl(root, quotaEnable); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
+	return awaitCount(root)
+}
+
+// Recount has quota groups counted anew and waits for that. Once something went wrong with one group the kernel
+// counts for none of the file system, so that no limit holds any more (qgroup_mark_inconsistent in fs/btrfs/qgroup.c;
+// see Counters.Astray). Only this brings the limits back.
+func Recount(root *os.File) error {
+	if err := ioctlQuotaRescan(root); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return err
+	}
+	return awaitCount(root)
+}
+
+func awaitCount(root *os.File) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, root.Fd(), iocRescanWait, 0)
 	if errno != 0 {
 		return os.NewSyscallError("BTRFS_IOC_QUOTA_RESCAN_WAIT", errno)
@@ -321,11 +335,22 @@ func groupInfo(root *os.File, id uint64, at int) (int64, error) {
 	return used, err
 }
 
-// DropQuotaGroup removes the quota group of a subvolume that no longer Exists. Older kernels don't look:
-// they would drop the limit of a subvolume in use.
+// DropQuotaGroup removes the quota group of a subvolume that no longer Exists, once it counts nothing any more: before
+// the file system's next commit it may still, and is then errs.Unavailable. The kernel would remove it all the same:
+// an older one with the limit of a subvolume in use, a newer one at the price of all limits (see Recount).
 func DropQuotaGroup(root *os.File, id uint64) error {
+	for _, count := range [...]func(*os.File, uint64) (int64, error){Usage, Exclusive} {
+		switch n, err := count(root, id); {
+		case errs.Is(err, errs.NotFound): // newer kernels drop it themselves
+			return nil
+		case err != nil:
+			return err
+		case n != 0:
+			return errs.New(errs.Unavailable, "the quota group of subvolume %d still counts %d bytes", id, n)
+		}
+	}
 	err := ioctlQgroupCreate(root, &qgroupCreate{create: 0, qgroup: id})
-	if errors.Is(err, unix.ENOENT) { // newer kernels drop it themselves
+	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return err

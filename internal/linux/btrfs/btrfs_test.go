@@ -307,10 +307,88 @@ func TestQuotaGroupsOfDeletedSubvolumesGo(t *testing.T) {
 		is, err := Exists(root, id)
 		return err == nil && !is
 	})
-	for range 2 {
-		if err := DropQuotaGroup(root, id); err != nil {
-			t.Error(err)
+	testenv.Eventually(t, 20*time.Second, "it counts nothing any more", func() bool {
+		if err := StartCommit(root); err != nil {
+			t.Fatal(err)
 		}
+		err := DropQuotaGroup(root, id)
+		if err != nil && !errs.Is(err, errs.Unavailable) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	if err := DropQuotaGroup(root, id); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+}
+
+// A group that counts is not dropped, and where the kernel has stopped counting, a new count brings limits back.
+func TestLimitsOutliveWhatStopsTheCount(t *testing.T) {
+	root := fresh(t)
+	if err := EnableQuota(root); err != nil {
+		t.Fatal(err)
+	}
+	a := create(t, root, "a")
+	id, err := ID(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := CountersOf(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Limit(a, 20<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(a.Name()+"/first", make([]byte, 8<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sync(root); err != nil {
+		t.Fatal(err)
+	}
+	if err := DropQuotaGroup(root, id); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("dropping a group that counts: %v", err)
+	}
+	if c.Astray() {
+		t.Fatal("the count stopped at once")
+	}
+	stopCount(t, root, a)
+	if !c.Astray() {
+		t.Fatal("the twin did not stop the count")
+	}
+	if err := Recount(root); err != nil {
+		t.Fatal(err)
+	}
+	if c.Astray() {
+		t.Error("still no count")
+	}
+	if used, err := Usage(root, id); err != nil || used < 8<<20 {
+		t.Errorf("usage %d %v", used, err)
+	}
+	if err := os.WriteFile(a.Name()+"/second", make([]byte, 16<<20), 0o644); !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("8 and 16 MB into 20: %v", err)
+	}
+}
+
+// stopCount has the kernel give up counting: a group that shares what it holds gets a parent.
+func stopCount(t *testing.T, root, a *os.File) {
+	t.Helper()
+	if err := Snapshot(a, root, "shares"); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sync(root); err != nil {
+		t.Fatal(err)
+	}
+	id, err := ID(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const parent = 1<<48 | 1
+	if err := ioctlQgroupCreate(root, &qgroupCreate{create: 1, qgroup: parent}); err != nil {
+		t.Fatal(err)
+	}
+	if err := assign(root, id, parent); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -21,6 +21,7 @@ const (
 	iocQuotaCtl      = 0xc0109428
 	iocQgroupCreate  = 0x4010942a
 	iocQgroupLimit   = 0x8030942b
+	iocQuotaRescan   = 0x4040942c
 	iocRescanWait    = 0x942e
 	iocSubvolInfo    = 0x81f8943c
 	iocSnapDestroyV2 = 0x5000943f
@@ -56,6 +57,9 @@ type inoLookup struct {
 
 // quotaCtl is btrfs_ioctl_quota_ctl_args.
 type quotaCtl struct{ cmd, status uint64 }
+
+// quotaRescan is btrfs_ioctl_quota_rescan_args.
+type quotaRescan struct{ flags, progress, reserved0, reserved1, reserved2, reserved3, reserved4, reserved5 uint64 }
 
 // qgroupCreate is btrfs_ioctl_qgroup_create_args.
 type qgroupCreate struct{ create, qgroup uint64 }
@@ -106,6 +110,11 @@ func ioctlInoLookup(f *os.File, args *inoLookup) error {
 func ioctlQuotaCtl(f *os.File, cmd uint64) error {
 	args := quotaCtl{cmd: cmd}
 	return ioctl("BTRFS_IOC_QUOTA_CTL", iocQuotaCtl, f, unsafe.Pointer(&args))
+}
+
+func ioctlQuotaRescan(f *os.File) error {
+	var args quotaRescan
+	return ioctl("BTRFS_IOC_QUOTA_RESCAN", iocQuotaRescan, f, unsafe.Pointer(&args))
 }
 
 func ioctlQgroupCreate(f *os.File, args *qgroupCreate) error {

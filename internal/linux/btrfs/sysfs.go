@@ -42,6 +42,9 @@ func (c Counters) Reserved(id uint64) (int64, error) {
 	return sum, nil
 }
 
+// Astray reports whether the kernel has stopped counting what quota groups hold: no limit holds then.
+func (c Counters) Astray() bool { return c.read(filepath.Join("qgroups", "inconsistent")) != 0 }
+
 // Activity returns a number that changes when anything is written to or freed in the file system.
 func (c Counters) Activity() int64 {
 	var sum int64
