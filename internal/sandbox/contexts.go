@@ -32,12 +32,14 @@ type codeContext struct {
 	info  guestwire.ContextInfo
 	runs  map[string]*codeRun
 	order []*codeRun // oldest first
-	// over is the number of the last interpreter whose end is recorded, and ends how that was.
-	over int64
-	end  guestwire.ContextInfo
-	gone bool // deleted
-	left bool // taken out of the box: nothing begins in it
-	fell bool // with its sandbox, which may run again, with another context of that id
+	// over is the number of the last interpreter whose end is recorded, end how that was, and known is closed
+	// once end tells it.
+	over  int64
+	end   guestwire.ContextInfo
+	known chan struct{}
+	gone  bool // deleted
+	left  bool // taken out of the box: nothing begins in it
+	fell  bool // with its sandbox, which may run again, with another context of that id
 }
 
 // scopePrefix begins the names of contexts' control groups, which stand beside those of processes.
@@ -451,11 +453,17 @@ func (m *Manager) contextEnded(c *codeContext, starts int64, info guestwire.Cont
 	b := c.box
 	b.mu.Lock()
 	if c.over >= starts || c.gone || info.Starts != starts || info.State != guestwire.ContextEnded {
-		end := c.end.End
+		known := c.known
 		b.mu.Unlock()
-		return end
+		if known != nil { // somebody may still be asking the kernel
+			<-known
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return c.end.End
 	}
-	c.over = starts
+	known := make(chan struct{})
+	c.over, c.known = starts, known
 	b.mu.Unlock()
 	kills, read := int64(0), false
 	if info.End == EndSignaled && info.Signal == 9 {
@@ -465,6 +473,7 @@ func (m *Manager) contextEnded(c *codeContext, starts int64, info guestwire.Cont
 	}
 	b.mu.Lock()
 	c.end = info
+	close(known)
 	if c.info.Starts == starts {
 		c.info = info
 	}
