@@ -183,7 +183,7 @@ func TestBetween(t *testing.T) {
 	s := open(t, Config{Mechanism: byBtrfs})
 	source := t.TempDir()
 	text(t, source+"/README.md", "hello")
-	id, p := plan(t, s, Request{DiskBytes: 64 << 20, Workspaces: []WorkspaceRequest{{Source: source, Target: "/work"}}})
+	id, p := plan(t, s, Request{DiskBytes: 64 << 20, Workspaces: []WorkspaceRequest{{Source: source, Target: "/project"}}})
 	p.Lowers = []string{lower(t)}
 	root := overlay(t, p)
 	work := overlay(t, Plan{Lowers: []string{source}, Upper: p.Workspaces[0].Upper, Work: p.Workspaces[0].Work})
@@ -207,7 +207,7 @@ func TestBetween(t *testing.T) {
 	must(t, os.Rename(work+"/README.md", work+"/README.old"))
 	want := []string{
 		"modified /edit contents", "deleted /gone", "created /new", "modified /own mode", "renamed /samesize → /kept", "deleted /tofile",
-		"renamed /work/README.md → /work/README.old", "created /work/made",
+		"renamed /project/README.md → /project/README.old", "created /project/made",
 	}
 	got := brief(g.since(t))
 	slices.Sort(got)

@@ -214,7 +214,7 @@ func TestFileChangesNameWhatWasTakenUp(t *testing.T) {
 func TestListOfChangesIsBounded(t *testing.T) {
 	var all []rootfs.FileChange
 	for i := range 5000 {
-		all = append(all, created(fmt.Sprintf("/work/node_modules/p%02d/f%d", i%40, i)))
+		all = append(all, created(fmt.Sprintf("/project/node_modules/p%02d/f%d", i%40, i)))
 	}
 	var f changedFacts
 	f.list(all, true)
@@ -223,7 +223,7 @@ func TestListOfChangesIsBounded(t *testing.T) {
 	}
 	sum := 0
 	for _, d := range f.MoreIn {
-		if !strings.HasPrefix(d.Dir, "/work/node_modules/p") {
+		if !strings.HasPrefix(d.Dir, "/project/node_modules/p") {
 			t.Errorf("directory %s", d.Dir)
 		}
 		sum += d.Files

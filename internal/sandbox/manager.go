@@ -35,9 +35,9 @@ type Manager struct {
 
 	templates templateCache
 	// templateNetworks are the defaults of templates.
-	templateNetworks templateNetworks
+	templateNetworks *settingMap[Network]
 	// shared are the built templates that every key may start from.
-	shared sharedTemplates
+	shared *settingMap[string]
 	once   onceGroup
 	purge  clock.Timer // set by Recover, and by its own callback
 
@@ -72,6 +72,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, db: cfg.DB, journal: cfg.Journal, clock: cfg.Clock, log: cfg.Log,
 		live: make(map[string]*box), owned: make(map[string]int),
+		templateNetworks: templateNetworks(), shared: sharedTemplates(),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil

@@ -35,14 +35,8 @@ func (m *Manager) HasImages(ctx context.Context, isolationName string) bool {
 // processes run for a moment. Idempotent. Kinds: Unsupported (its isolation has no memory images),
 // ResourceExhausted (the image does not fit into its disk limit), FailedPrecondition (its state).
 func (m *Manager) PauseToDisk(ctx context.Context, p Principal, ref string) (Sandbox, error) {
-	b, stopped, err := m.resolve(ctx, p, ref)
+	b, err := m.toPause(ctx, p, ref)
 	if err != nil {
-		return Sandbox{}, err
-	}
-	if b == nil {
-		return Sandbox{}, &TransitionError{ID: stopped.ID, From: stopped.State, To: Paused}
-	}
-	if err := b.acquire(ctx); err != nil {
 		return Sandbox{}, err
 	}
 	defer b.release()

@@ -2,12 +2,9 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/id"
@@ -15,39 +12,12 @@ import (
 	"casemate.dev/internal/store"
 )
 
-// settingSharedTemplates is the setting that holds, as JSON, what ShareTemplate was told.
-const settingSharedTemplates = "templates.shared"
-
-// sharedTemplates are the templates that were built here and are everybody's, as those that come with the server and
-// those that were made of images are. A name is one key's: what a reference leads to must not depend on who was
-// there first. That is also why only an administrator shares: who names a template that is not their own takes what
-// lies under that name.
-type sharedTemplates struct {
-	changing sync.Mutex // held from reading to writing
-
-	mu  sync.Mutex // guards the field below
-	all map[string]string
-}
-
-// read returns the owner of each, by name. The caller must not change the map.
-func (s *sharedTemplates) read(ctx context.Context, db *store.DB) (map[string]string, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all != nil {
-		return s.all, nil
-	}
-	text, err := db.Setting(ctx, settingSharedTemplates)
-	if err != nil {
-		return nil, fmt.Errorf("read shared templates: %w", err)
-	}
-	all := map[string]string{}
-	if text != "" {
-		if err := json.Unmarshal([]byte(text), &all); err != nil {
-			return nil, fmt.Errorf("decode shared templates: %w", err)
-		}
-	}
-	s.all = all
-	return all, nil
+// sharedTemplates holds the owners of the templates that were built here and are everybody's, as those that come with
+// the server and those that were made of images are, by name. A name is one key's: what a reference leads to must not
+// depend on who was there first. That is also why only an administrator shares: who names a template that is not their
+// own takes what lies under that name.
+func sharedTemplates() *settingMap[string] {
+	return &settingMap[string]{name: "templates.shared", what: "shared templates"}
 }
 
 // SharedTemplates returns the owners of the built templates that every key may start from, by the templates' names.
@@ -76,7 +46,7 @@ func (m *Manager) ShareTemplate(ctx context.Context, p Principal, name string, s
 	if strings.HasPrefix(name, id.Commit) || strings.Contains(name, ":") {
 		return invalid("%s is no template's name", quote(name)).WithHint("give the name alone: its tags are shared with it")
 	}
-	s := &m.shared
+	s := m.shared
 	s.changing.Lock()
 	defer s.changing.Unlock()
 	now, err := s.read(ctx, m.db)
@@ -138,25 +108,13 @@ func (m *Manager) putShared(ctx context.Context, actor string, now map[string]st
 	if owner != "" {
 		next[name] = owner
 	}
-	text, err := json.Marshal(next)
-	if err != nil {
-		return fmt.Errorf("encode shared templates: %w", err)
-	}
-	e := event(journal.TemplateShared, actor, facts)
-	e.Sandbox = journal.ServerStream
-	if _, err := m.journal.Record(ctx, e, store.PutSetting(settingSharedTemplates, string(text))); err != nil {
-		return fmt.Errorf("store shared templates: %w", err)
-	}
-	m.shared.mu.Lock()
-	m.shared.all = next
-	m.shared.mu.Unlock()
-	return nil
+	return m.shared.put(ctx, m.journal, event(journal.TemplateShared, actor, facts), next)
 }
 
 // TemplateGone ends the sharing of a template of owner's that is deleted: one that is built later under its name is
 // another.
 func (m *Manager) TemplateGone(ctx context.Context, p Principal, owner, name string) error {
-	s := &m.shared
+	s := m.shared
 	s.changing.Lock()
 	defer s.changing.Unlock()
 	now, err := s.read(ctx, m.db)

@@ -15,18 +15,24 @@ import (
 // same id, name, environment and limits; to programs that is a boot. One that is paused already loses the
 // memory that was kept. Idempotent. Unsupported: the files lie in memory only.
 func (m *Manager) PauseFiles(ctx context.Context, p Principal, ref string) (Sandbox, error) {
-	b, stopped, err := m.resolve(ctx, p, ref)
+	b, err := m.toPause(ctx, p, ref)
 	if err != nil {
-		return Sandbox{}, err
-	}
-	if b == nil {
-		return Sandbox{}, &TransitionError{ID: stopped.ID, From: stopped.State, To: Paused}
-	}
-	if err := b.acquire(ctx); err != nil {
 		return Sandbox{}, err
 	}
 	defer b.release()
 	return m.sleep(ctx, p.ID, b, "", nil)
+}
+
+// toPause finds a sandbox that is to be paused and takes its life token, which the caller releases.
+func (m *Manager) toPause(ctx context.Context, p Principal, ref string) (*box, error) {
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil {
+		return nil, err
+	}
+	if b == nil {
+		return nil, &TransitionError{ID: stopped.ID, From: stopped.State, To: Paused}
+	}
+	return b, b.acquire(ctx)
 }
 
 // pausedFacts are the server's facts of sandbox.paused and sandbox.resumed.

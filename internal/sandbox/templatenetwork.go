@@ -2,48 +2,17 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
-	"casemate.dev/internal/store"
 )
 
-// settingTemplateNetworks is the setting that holds, as JSON, what SetTemplateNetwork was told.
-const settingTemplateNetworks = "network.templates"
-
-// templateNetworks are the networks that sandboxes get where their create says nothing of one, by what they start
+// templateNetworks holds the networks that sandboxes get where their create says nothing of one, by what they start
 // from. An administrator gives them, so that they may open what only an administrator opens.
-type templateNetworks struct {
-	changing sync.Mutex // held from reading to writing
-
-	mu  sync.Mutex // guards the field below
-	all map[string]Network
-}
-
-// read returns all of them. The caller must not change the map.
-func (t *templateNetworks) read(ctx context.Context, db *store.DB) (map[string]Network, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.all != nil {
-		return t.all, nil
-	}
-	text, err := db.Setting(ctx, settingTemplateNetworks)
-	if err != nil {
-		return nil, fmt.Errorf("read networks of templates: %w", err)
-	}
-	all := map[string]Network{}
-	if text != "" {
-		if err := json.Unmarshal([]byte(text), &all); err != nil {
-			return nil, fmt.Errorf("decode networks of templates: %w", err)
-		}
-	}
-	t.all = all
-	return all, nil
+func templateNetworks() *settingMap[Network] {
+	return &settingMap[Network]{name: "network.templates", what: "networks of templates"}
 }
 
 // TemplateNetwork returns the network that sandboxes of a template get by default; nil: none.
@@ -85,7 +54,7 @@ func (m *Manager) SetTemplateNetwork(ctx context.Context, p Principal, template 
 			return terr
 		}
 	}
-	t := &m.templateNetworks
+	t := m.templateNetworks
 	t.changing.Lock()
 	defer t.changing.Unlock()
 	now, err := t.read(ctx, m.db)
@@ -97,19 +66,7 @@ func (m *Manager) SetTemplateNetwork(ctx context.Context, p Principal, template 
 	if n != nil {
 		next[template] = Network{Rules: slices.Clone(n.Rules), Limits: n.Limits}
 	}
-	text, err := json.Marshal(next)
-	if err != nil {
-		return fmt.Errorf("encode networks of templates: %w", err)
-	}
-	e := event(journal.TemplateNetwork, p.ID, templateNetworkFacts{template, n})
-	e.Sandbox = journal.ServerStream
-	if _, err := m.journal.Record(ctx, e, store.PutSetting(settingTemplateNetworks, string(text))); err != nil {
-		return fmt.Errorf("store networks of templates: %w", err)
-	}
-	t.mu.Lock()
-	t.all = next
-	t.mu.Unlock()
-	return nil
+	return t.put(ctx, m.journal, event(journal.TemplateNetwork, p.ID, templateNetworkFacts{template, n}), next)
 }
 
 // networkFor decides which network a create gets: the one it says, or the default of what it names, or of the template

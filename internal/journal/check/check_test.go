@@ -102,29 +102,29 @@ func (r *rec) want(v Verdict, rules ...string) {
 func TestFiles(t *testing.T) {
 	r := newRec(t, "full")
 	r.run("prc_1", 0, "make")
-	r.changed("prc_1", nil, "created /work/out/a.o", "modified /work/src/x.c", "renamed /work/README /work/README.old", "deleted /work/tmp/")
-	r.want(Pass, "changed: /work/src/x.c", `changed: ["/work/out/*.o", "**/x.c"]`, "unchanged: /etc/**", `only-changed: ["/work/**"]`,
-		"changed: /work/README", "changed: /work/README.old", `unchanged: "/work/tests/**"`)
-	r.want(Fail, "changed: /work/src/y.c", "unchanged: /work/src/**", `only-changed: ["/work/out/**"]`, "unchanged: /work/README",
-		"unchanged: /work/tmp", `unchanged: ["/work/tmp/**"]`, "only-changed: []")
+	r.changed("prc_1", nil, "created /project/out/a.o", "modified /project/src/x.c", "renamed /project/README /project/README.old", "deleted /project/tmp/")
+	r.want(Pass, "changed: /project/src/x.c", `changed: ["/project/out/*.o", "**/x.c"]`, "unchanged: /etc/**", `only-changed: ["/project/**"]`,
+		"changed: /project/README", "changed: /project/README.old", `unchanged: "/project/tests/**"`)
+	r.want(Fail, "changed: /project/src/y.c", "unchanged: /project/src/**", `only-changed: ["/project/out/**"]`, "unchanged: /project/README",
+		"unchanged: /project/tmp", `unchanged: ["/project/tmp/**"]`, "only-changed: []")
 	// What was in the directory that went is not known.
-	r.want(Undecided, `unchanged: "/work/tmp/x"`, `changed: "/work/tmp/x"`, `unchanged: "**/*.pem"`)
+	r.want(Undecided, `unchanged: "/project/tmp/x"`, `changed: "/project/tmp/x"`, `unchanged: "**/*.pem"`)
 	// A process that still runs may have changed anything.
 	r.run("prc_2", -1, "server")
-	r.want(Undecided, "unchanged: /etc/**", `changed: /work/never`)
-	r.want(Fail, "unchanged: /work/src/**")
-	r.want(Pass, "changed: /work/src/x.c")
+	r.want(Undecided, "unchanged: /etc/**", `changed: /project/never`)
+	r.want(Fail, "unchanged: /project/src/**")
+	r.want(Pass, "changed: /project/src/x.c")
 }
 
 func TestFilesThatAreNotNamed(t *testing.T) {
 	r := newRec(t, "full")
-	r.changed("prc_1", map[string]any{"created": 900, "more": 899, "more_in": []map[string]any{{"dir": "/work/node_modules", "files": 899}}}, "created /work/a")
-	r.want(Pass, `only-changed: "/work/**"`, "unchanged: /etc/**")
-	r.want(Fail, `unchanged: "/work/node_modules/**"`, `only-changed: "/work/a"`)
-	r.want(Undecided, `unchanged: "**/*.pem"`, `changed: "/work/node_modules/x"`)
+	r.changed("prc_1", map[string]any{"created": 900, "more": 899, "more_in": []map[string]any{{"dir": "/project/node_modules", "files": 899}}}, "created /project/a")
+	r.want(Pass, `only-changed: "/project/**"`, "unchanged: /etc/**")
+	r.want(Fail, `unchanged: "/project/node_modules/**"`, `only-changed: "/project/a"`)
+	r.want(Undecided, `unchanged: "**/*.pem"`, `changed: "/project/node_modules/x"`)
 	r.changed("prc_1", map[string]any{"unknown": "more than 50,000 files"})
 	r.want(Undecided, "unchanged: /etc/**", "changed: /etc/x")
-	r.want(Pass, "changed: /work/a")
+	r.want(Pass, "changed: /project/a")
 
 	sum := newRec(t, "summary")
 	sum.changed("prc_1", nil)
@@ -251,11 +251,11 @@ func TestArgumentsThatAreNotThere(t *testing.T) {
 
 func TestCheckouts(t *testing.T) {
 	r := newRec(t, "full")
-	r.changed("prc_1", nil, "created /work/a")
+	r.changed("prc_1", nil, "created /project/a")
 	r.add("sandbox.checkout", "", map[string]any{"commit": "cmt_1"})
-	r.want(Undecided, "unchanged: /etc/**", "changed: /etc/x", "only-changed: /work/**")
-	r.want(Pass, "changed: /work/a")
-	r.want(Fail, "unchanged: /work/*")
+	r.want(Undecided, "unchanged: /etc/**", "changed: /etc/x", "only-changed: /project/**")
+	r.want(Pass, "changed: /project/a")
+	r.want(Fail, "unchanged: /project/*")
 }
 
 func TestGlobs(t *testing.T) {

@@ -47,7 +47,7 @@ func partsOf(p string) []string {
 // after returns which parts of the glob may come next once all parts of a path are matched, in order; len(g) is among
 // them where the path itself matches.
 func (g glob) after(parts []string) []int {
-	at := g.skip([]int{0})
+	at := g.reach([]int{0})
 	for _, p := range parts {
 		var next []int
 		for _, i := range at {
@@ -66,13 +66,13 @@ func (g glob) after(parts []string) []int {
 			}
 		}
 		slices.Sort(next)
-		at = g.skip(slices.Compact(next))
+		at = g.reach(slices.Compact(next))
 	}
 	return at
 }
 
-// skip adds what can come next where a "**" that is not the last part stands for nothing.
-func (g glob) skip(at []int) []int {
+// reach adds what can come next where a "**" that is not the last part stands for nothing.
+func (g glob) reach(at []int) []int {
 	for k := 0; k < len(at); k++ {
 		i := at[k]
 		if i < len(g)-1 && g[i] == "**" && !slices.Contains(at, i+1) {

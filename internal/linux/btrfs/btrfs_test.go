@@ -242,16 +242,23 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-func TestCountersShowWhatIsNotCommitted(t *testing.T) {
-	root := fresh(t)
+// counted returns a fresh file system with quota groups, and a subvolume a of it.
+func counted(t *testing.T) (root, a *os.File, id uint64) {
+	t.Helper()
+	root = fresh(t)
 	if err := EnableQuota(root); err != nil {
 		t.Fatal(err)
 	}
-	a := create(t, root, "a")
+	a = create(t, root, "a")
 	id, err := ID(a)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return root, a, id
+}
+
+func TestCountersShowWhatIsNotCommitted(t *testing.T) {
+	root, a, id := counted(t)
 	c, err := CountersOf(a)
 	if err != nil {
 		t.Fatal(err)
@@ -284,15 +291,7 @@ func TestCountersShowWhatIsNotCommitted(t *testing.T) {
 }
 
 func TestQuotaGroupsOfDeletedSubvolumesGo(t *testing.T) {
-	root := fresh(t)
-	if err := EnableQuota(root); err != nil {
-		t.Fatal(err)
-	}
-	a := create(t, root, "a")
-	id, err := ID(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, a, id := counted(t)
 	_ = a.Close() // while somebody has it open its space does not come back
 	if is, err := Exists(root, id); err != nil || !is {
 		t.Errorf("exists %v %v", is, err)
@@ -324,15 +323,7 @@ func TestQuotaGroupsOfDeletedSubvolumesGo(t *testing.T) {
 
 // A group that counts is not dropped, and where the kernel has stopped counting, a new count brings limits back.
 func TestLimitsOutliveWhatStopsTheCount(t *testing.T) {
-	root := fresh(t)
-	if err := EnableQuota(root); err != nil {
-		t.Fatal(err)
-	}
-	a := create(t, root, "a")
-	id, err := ID(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, a, id := counted(t)
 	c, err := CountersOf(root)
 	if err != nil {
 		t.Fatal(err)
