@@ -23,6 +23,14 @@ func TestQuantiles(t *testing.T) {
 	if s := summarize(all[:1]); s.P50 != 100 || s.P99 != 100 {
 		t.Errorf("one value: %+v", s)
 	}
+	a, b := summarize(all[:50]), summarize(all[50:])
+	a.Rate, b.Rate = 100, 50
+	if s := a.with(b); s.P50 != 50 || s.P99 != 99 || s.N != 100 || s.Rate < 66.6 || s.Rate > 66.7 {
+		t.Errorf("%+v with %+v is %+v", a, b, s)
+	}
+	if s := (Stats{}).with(a); s.N != 50 || s.Rate != 100 {
+		t.Errorf("nothing with %+v is %+v", a, s)
+	}
 	if s := summarize(nil); s.N != 0 || s.P50 != 0 {
 		t.Errorf("no value: %+v", s)
 	}

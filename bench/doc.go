@@ -9,7 +9,8 @@
 //
 // Nothing can start a process faster than the kernel does. The floor is vfork and exec of /bin/true
 // from a small C program (floor/floor.c, compiled when the bench runs), in 1, 2 and 8 processes, the best
-// of three rounds. Where there is no C compiler a Go program's fork and exec stands in, and the
+// of three rounds; beside single calls of process-true, whose turns alternate with the floor's, all rounds of both
+// count, since a tail is made by the bad moments of the machine as well. Where there is no C compiler a Go program's fork and exec stands in, and the
 // report says so: it is slower, and so a softer measure.
 //
 // Between that floor and a process over HTTP lie two hand-overs to another process and back, and what net/http

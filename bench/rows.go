@@ -91,8 +91,8 @@ func burst(ctx context.Context, b *bench) (Row, error) {
 	return r, nil
 }
 
-// processTrue times true over HTTP, in turns with the floor, so that both meet the machine in the same
-// mood.
+// processTrue times true over HTTP in turns with the floor, so that both meet the machine in the same mood: all
+// turns of each count, the bad ones too.
 func processTrue(ctx context.Context, b *bench) (Row, error) {
 	const turns = 5
 	var all []time.Duration
@@ -115,12 +115,12 @@ func processTrue(ctx context.Context, b *bench) (Row, error) {
 			if err != nil {
 				return err
 			}
-			floor = floor.best(s)
+			floor = floor.with(s)
 			if runs {
 				if s, err = b.insideRound(ctx, id, b.rounds(500)); err != nil {
 					return err
 				}
-				inside = inside.best(s)
+				inside = inside.with(s)
 			}
 			if b.bare == nil {
 				continue
@@ -128,7 +128,7 @@ func processTrue(ctx context.Context, b *bench) (Row, error) {
 			if s, err = b.bare.each(ctx, 1, b.rounds(500)); err != nil {
 				return err
 			}
-			least = least.best(s)
+			least = least.with(s)
 		}
 		return nil
 	})

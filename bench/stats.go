@@ -15,6 +15,8 @@ type Stats struct {
 	// Rate is how many a second, where that was measured.
 	Rate float64 `json:"rate,omitempty"`
 	N    int     `json:"n"`
+
+	sorted []time.Duration // what was summed up
 }
 
 func summarize(all []time.Duration) Stats {
@@ -28,16 +30,20 @@ func summarize(all []time.Duration) Stats {
 	}
 	return Stats{
 		P50: milliseconds(quantile(sorted, 0.50)), P95: milliseconds(quantile(sorted, 0.95)), P99: milliseconds(quantile(sorted, 0.99)),
-		Mean: milliseconds(sum / time.Duration(len(sorted))), N: len(sorted),
+		Mean: milliseconds(sum / time.Duration(len(sorted))), N: len(sorted), sorted: sorted,
 	}
 }
 
-// best returns the one with the higher rate.
-func (s Stats) best(o Stats) Stats {
-	if o.Rate > s.Rate {
+// with returns one for the durations of both; their rates are weighted by what they took.
+func (s Stats) with(o Stats) Stats {
+	if s.N == 0 {
 		return o
 	}
-	return s
+	both := summarize(slices.Concat(s.sorted, o.sorted))
+	if s.Rate > 0 && o.Rate > 0 {
+		both.Rate = float64(both.N) / (float64(s.N)/s.Rate + float64(o.N)/o.Rate)
+	}
+	return both
 }
 
 // quantile returns the smallest value that at least that share of the sorted values do not exceed.
