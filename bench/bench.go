@@ -63,6 +63,8 @@ func rows() []row {
 		{"forks-100", "100 forks at once, all answering", forks100},
 		{"commit-10", "commit of 10 changes to 100,000 files", commitFew},
 		{"chain-1000", "create from the last of 1,000 commits", chain},
+		{"gvisor", "create on gVisor to first output", gvisorRow},
+		{"live-fork", "live fork with a process of 200 MB, to first output", liveFork},
 		{"gateway", "a request through the gateway", gatewayRow},
 		{"idle-memory", "memory of an idle sandbox", idleMemory},
 		{"delete", "delete", deleteRow},

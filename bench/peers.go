@@ -24,7 +24,7 @@ type peer struct {
 
 // peers returns those that work on this machine, each tried once.
 func peers(ctx context.Context, dir string) ([]peer, error) {
-	bundle, err := makeBundle(dir)
+	bundle, err := makeBundle(dir, "/bin/echo", "hello")
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func bubblewrap(ctx context.Context) error {
 }
 
 // makeBundle makes an OCI bundle whose root shows the host's /usr, as template host does.
-func makeBundle(dir string) (string, error) {
+func makeBundle(dir string, args ...string) (string, error) {
 	bundle := filepath.Join(dir, "bundle")
 	root := filepath.Join(bundle, "rootfs")
 	for _, d := range []string{"usr", "proc", "dev", "sys", "tmp", "home/user"} {
@@ -91,7 +91,7 @@ func makeBundle(dir string) (string, error) {
 	config, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
-			"args": []string{"/bin/echo", "hello"}, "cwd": "/", "env": []string{"PATH=/usr/bin:/bin"}, "noNewPrivileges": true,
+			"args": args, "cwd": "/", "env": []string{"PATH=/usr/bin:/bin"}, "noNewPrivileges": true,
 			"user": map[string]int{"uid": 1000, "gid": 1000},
 		},
 		"root": map[string]any{"path": "rootfs", "readonly": true},
