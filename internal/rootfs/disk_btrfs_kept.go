@@ -102,6 +102,21 @@ func (d *btrfsDisk) grow(_ context.Context, path, dst string) error {
 	return copySubvolume(path, dst, btrfs.Clone)
 }
 
+func (d *btrfsDisk) annex(path string, bytes, limit int64) (func(), error) {
+	id, err := subvolumeID(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.pin(bytes); err != nil {
+		return nil, err
+	}
+	if err := btrfs.LimitID(d.rootDir, id, max(limit, 1)); err != nil {
+		d.unpin(bytes)
+		return nil, err
+	}
+	return func() { d.unpin(bytes) }, nil
+}
+
 func copySubvolume(path, dst string, how func(src, dir *os.File, name string) error) error {
 	src, err := os.Open(path)
 	if err != nil {

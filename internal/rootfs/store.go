@@ -51,6 +51,7 @@ type Store struct {
 
 	templates templates
 	kept      kept
+	staged    staged
 	// comparing holds a token for each comparison of two points.
 	comparing chan struct{}
 }
@@ -96,6 +97,9 @@ type disk interface {
 	begin(dst string) error
 	// grow makes dst, in snapshots/, a copy of what is kept at path, to be changed and then kept.
 	grow(ctx context.Context, path, dst string) error
+	// annex takes room for bytes that are to be added to path, in snapshots/, and holds it to a limit, until back is
+	// called. ResourceExhausted: there is no room, or the limit is too small.
+	annex(path string, bytes, limit int64) (back func(), err error)
 	// dropKept deletes what is kept at path.
 	dropKept(path string) error
 	// frees returns how many bytes deleting what is kept at path would give back at least.
@@ -224,6 +228,9 @@ func (s *Store) recoverLayers() error {
 		}
 	}
 	if err := s.recoverPoints(); err != nil {
+		return err
+	}
+	if err := s.dropStages(); err != nil {
 		return err
 	}
 	return s.recoverKept()

@@ -148,6 +148,11 @@ type Roots interface {
 	NewMemory(id string) (dir string, err error)
 	KeepMemory(id string) error
 	DropMemory(id string) error
+	// StageMemory returns an empty directory in the host's memory for an image of up to bytes, and AddMemory brings what was
+	// put there into a committed layer, in whose place comes the one that it returns; limit is the sandbox's disk
+	// limit. ResourceExhausted: there is no memory, or no room on the disk.
+	StageMemory(bytes int64) (dir string, drop func() error, err error)
+	AddMemory(ctx context.Context, layer, dir string, limit int64) (rootfs.Layer, error)
 	// Memory and LayerMemory return the directory of the memory image that a sandbox, or a committed layer, has.
 	// NotFound: it has none.
 	Memory(id string) (dir string, err error)

@@ -52,6 +52,9 @@ func (r *fakeRoots) Plan(_ context.Context, q rootfs.Request) (rootfs.Plan, erro
 	}
 	r.held[q.ID] = true
 	plan := rootfs.Plan{User: "user", Dir: "/home/user", Disk: rootfs.DiskLimit{Bytes: q.DiskBytes}}
+	if q.Layer != "" {
+		plan.Committed = []string{q.Layer}
+	}
 	for _, w := range q.Workspaces {
 		plan.Workspaces = append(plan.Workspaces, rootfs.Workspace{Source: w.Source, Target: w.Target})
 	}
@@ -113,6 +116,8 @@ type world struct {
 	roots *fakeRoots
 	clock clock.Clock
 	shape func(*Config)
+	// capabilities are what the isolation is said to have; nil: what the fake says.
+	capabilities []isolation.Capability
 }
 
 func newWorld(t testing.TB) *world {
@@ -120,6 +125,8 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(w.host.Close)
 	return w
 }
+
+const ownKernel = "a kernel of its own"
 
 // server is a Manager in a world.
 type server struct {
@@ -138,7 +145,10 @@ func (w *world) serve() *server {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s := &server{w: w, db: db, backend: fake.New(fake.Config{Host: w.host})}
+	s := &server{w: w, db: db, backend: fake.New(fake.Config{Host: w.host, Capabilities: w.capabilities})}
+	if w.capabilities != nil { // what has memory images has a kernel of its own
+		s.backend.SetFaults(fake.Faults{Runtime: ownKernel})
+	}
 	cfg := Config{
 		DB: db, Journal: journal.Open(db, journal.Options{Clock: w.clock}), Roots: w.roots, Clock: w.clock,
 		Backends: map[string]isolation.Backend{"fake": s.backend}, Defaults: Defaults{Isolation: "fake"},

@@ -178,8 +178,53 @@ func (m *Manager) canKeepMemory(ctx context.Context, now Sandbox, o CommitOption
 	return nil
 }
 
-// keepWithMemory keeps b's files with a memory image beside them, and returns how long it stood still for that.
+// imageRoom is what a memory image may take beside the memory that is in use: what describes it.
+const imageRoom = 64 << 20
+
+// keepWithMemory keeps b's files with a memory image beside them, and returns how long it stood still for that. The image
+// is made in memory, where the host has room, and brought to the disk when b goes on again.
 func (m *Manager) keepWithMemory(ctx context.Context, b *box, now Sandbox, plan rootfs.Plan) (rootfs.Layer, time.Duration, error) {
+	used, err := b.inst.Usage(ctx)
+	if err != nil {
+		return rootfs.Layer{}, 0, cause(ctx, err)
+	}
+	dir, drop, err := m.cfg.Roots.StageMemory(used.MemoryBytes + imageRoom)
+	if errs.Is(err, errs.ResourceExhausted) {
+		return m.keepWithMemoryOnDisk(ctx, b, now, plan)
+	}
+	if err != nil {
+		return rootfs.Layer{}, 0, err
+	}
+	defer func() {
+		if err := drop(); err != nil {
+			m.log.Warn("cannot free the memory of a memory image", "sandbox", b.id, "error", err)
+		}
+	}()
+	var frozen time.Duration
+	var began time.Time
+	var saved error
+	layer, err := m.cfg.Roots.Commit(ctx, b.id, plan, func() error {
+		began = m.clock.Now()
+		saved = cause(ctx, b.inst.Checkpoint(ctx, dir))
+		return saved
+	}, func() error {
+		if now.State == Running {
+			m.thaw(b)
+		}
+		frozen = m.clock.Now().Sub(began)
+		return nil
+	})
+	if errs.Is(saved, errs.ResourceExhausted) { // it took more than was to be expected
+		return m.keepWithMemoryOnDisk(ctx, b, now, plan)
+	}
+	if err == nil {
+		layer, err = m.cfg.Roots.AddMemory(ctx, layer.ID, dir, plan.Disk.Bytes)
+	}
+	return layer, frozen, err
+}
+
+// keepWithMemoryOnDisk is keepWithMemory where the image is written while b stands still.
+func (m *Manager) keepWithMemoryOnDisk(ctx context.Context, b *box, now Sandbox, plan rootfs.Plan) (rootfs.Layer, time.Duration, error) {
 	var undo *cleanup.Stack
 	began := m.clock.Now()
 	var frozen time.Duration

@@ -65,6 +65,8 @@ type Faults struct {
 	Runtime string
 	// FailDestroy makes Destroy return this and do nothing.
 	FailDestroy error
+	// FailCheckpoint makes Checkpoint return this and do nothing.
+	FailCheckpoint error
 }
 
 // Backend is a scripted isolation.Backend.
@@ -160,11 +162,6 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	m.applied.Runtime = faults.Runtime
 	m.mu.Unlock()
 	return &instance{machine: m, backend: b}, nil
-}
-
-// Restore implements isolation.Backend.
-func (b *Backend) Restore(context.Context, isolation.Spec, string) (isolation.Instance, error) {
-	return nil, isolation.NoMemoryImages(b.name)
 }
 
 func (b *Backend) missing(s isolation.Spec) ([]string, error) {

@@ -28,6 +28,8 @@ func faultCommand(name string) script.Command {
 			taskOf(sh).ignore(int(syscall.SIGTERM), true)
 			return 0
 		}
+	case "count":
+		return runCounter
 	case "echo-server":
 		return runEchoServer
 	case "http-server":

@@ -74,6 +74,8 @@ func (m *machine) answer(c *guestwire.Conn, call guestwire.Call) error {
 	switch call.Method {
 	case guestwire.MethodClaim:
 		return reply(c, call, func(r guestwire.Claim) (any, error) { return nil, m.take(r) })
+	case guestwire.MethodRestored:
+		return reply(c, call, func(r guestwire.Restored) (any, error) { m.identify(r); return nil, nil })
 	case guestwire.MethodStatus:
 		return c.Reply(m.status())
 	case guestwire.MethodEnv:

@@ -62,10 +62,6 @@ func (i *instance) Freeze(context.Context) error { return i.machine.freeze(true)
 
 func (i *instance) Thaw(context.Context) error { return i.machine.freeze(false) }
 
-func (i *instance) Checkpoint(context.Context, string) error {
-	return isolation.NoMemoryImages(i.backend.name)
-}
-
 func (i *instance) Usage(context.Context) (isolation.Usage, error) { return i.machine.usage(), nil }
 
 func (i *instance) Update(_ context.Context, l isolation.Limits) error { return i.machine.update(l) }

@@ -29,6 +29,7 @@ type process struct {
 	done    chan struct{}
 	drained chan struct{}
 	main    *task
+	request guestwire.StartProcess
 
 	// mu guards the fields below.
 	mu     sync.Mutex
@@ -99,7 +100,7 @@ func (m *machine) newProcess(s guestwire.StartProcess, u user) *process {
 		buffer = defaultBuffer
 	}
 	p := &process{
-		machine: m, out: newOutput(buffer, s.Hold), done: make(chan struct{}), drained: make(chan struct{}),
+		machine: m, request: s, out: newOutput(buffer, s.Hold), done: make(chan struct{}), drained: make(chan struct{}),
 		size: winsize{rows: s.Rows, cols: s.Cols}, tasks: map[*task]bool{},
 		info: guestwire.ProcessInfo{
 			ID: s.ID, Argv: s.Argv, Dir: m.dir(s.Dir, u), User: u.name, TTY: s.TTY, Started: time.Now().UnixNano(),

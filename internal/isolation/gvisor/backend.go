@@ -106,12 +106,15 @@ func runArgs(s isolation.Spec) []string {
 
 // globalArgs are the arguments of every runsc.
 func globalArgs(s isolation.Spec) []string {
-	network := "none"
+	// A network namespace is among what takes longest to make. That of a cell without device is as empty as one that the
+	// gofer would get for itself.
+	network, gofer := "none", "host"
 	if s.Network != nil {
-		network = "sandbox"
+		network, gofer = "sandbox", "null"
 	}
 	return []string{
-		"--root=" + rootDir, "--platform=" + platform, "--network=" + network,
+		"--root=" + rootDir, "--platform=" + platform, "--network=" + network, "--gofer-network-namespace=" + gofer,
+		"--host-settings=ignore", // the cell can change none
 		"--ignore-cgroups", // the cell has its own
 		// Of version 1 each controller has a hierarchy of its own, and then six forks of seven pass a limit of pids.
 		"--in-sandbox-cgroup=v2",

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/durable"
 	"casemate.dev/internal/errs"
@@ -55,12 +57,21 @@ func (i *Instance) Checkpoint(ctx context.Context, dir string) (err error) {
 	a := i.Applied()
 	undo := cleanup.New(func() { err = errors.Join(err, clearDir(dir)) })
 	defer undo.Run()
+	u, err := i.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	image, err := openFiles(dir, u.MemoryBytes)
+	if err != nil {
+		return err
+	}
+	defer image.close()
 	thaw, err := i.quiet(ctx)
 	if err != nil {
 		return err
 	}
 	undo.Add(func() { err = errors.Join(err, thaw()) })
-	if err := i.save(ctx, dir); err != nil {
+	if err := i.save(ctx, image); err != nil {
 		return err
 	}
 	if err := writeAbout(dir, about{
@@ -119,28 +130,45 @@ func (i *Instance) limitsNow() isolation.Limits {
 	return i.limits
 }
 
-// save has the Sentry write to files that it is passed: it can open none itself.
-func (i *Instance) save(ctx context.Context, dir string) error {
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
+// files are those of an image that the Sentry writes: it can open none itself.
+type files []*os.File
+
+// openFiles makes them in dir. Where that lies in memory, the room for so many bytes is taken beforehand, while nobody
+// waits for it.
+func openFiles(dir string, bytes int64) (files, error) {
+	var all files
 	for _, name := range []string{stateFile, indexFile, pagesFile} {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
-			return fmt.Errorf("make memory image: %w", err)
+			all.close()
+			return nil, fmt.Errorf("make memory image: %w", err)
 		}
-		files = append(files, f)
+		all = append(all, f)
 	}
+	pages := all[len(all)-1]
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(pages.Fd()), &st); err == nil && st.Type == unix.TMPFS_MAGIC {
+		// What is missing of it is taken as it is written.
+		_ = unix.Fallocate(int(pages.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes)
+	}
+	return all, nil
+}
+
+func (all files) close() {
+	for _, f := range all {
+		_ = f.Close()
+	}
+}
+
+// save has the Sentry write its state.
+func (i *Instance) save(ctx context.Context, all files) error {
 	err := i.call(ctx, methodSave, &saveOptions{
 		Metadata: map[string]string{"compression": "none"}, Pages: true, NoZero: true, Resume: true,
-	}, files...)
+	}, all...)
 	if err != nil {
 		return explainSave(err)
 	}
-	for _, f := range files {
+	for _, f := range all {
 		if err := f.Sync(); err != nil {
 			return explainSave(fmt.Errorf("write memory image: %w", err))
 		}
@@ -227,9 +255,10 @@ func (a about) fits(s isolation.Spec, runsc string) error {
 	return nil
 }
 
-// restoreArgs are runsc's arguments that restore a sandbox.
+// restoreArgs are runsc's arguments that restore a sandbox. Memory is read while its processes go on already, each page at
+// the latest when it is used; runsc has the files open by then, so that the image may go.
 func restoreArgs(s isolation.Spec) []string {
-	return append(globalArgs(s), "restore", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile,
+	return append(globalArgs(s), "restore", "--detach", "--background", "--bundle="+bundleDir, "--pid-file="+pidFile,
 		"--image-path="+guestwire.RuntimeImage, containerID)
 }
 

@@ -36,6 +36,7 @@ type Layers struct {
 
 	clashing bool
 	points   points
+	memory   memory
 }
 
 // NewLayers returns an empty store.
@@ -105,25 +106,6 @@ func (l *Layers) Flush(string, bool) error { return nil }
 // Durable implements sandbox.Roots.
 func (l *Layers) Durable() bool { return true }
 
-// NewMemory implements sandbox.Roots.
-func (l *Layers) NewMemory(string) (string, error) {
-	return "", errs.New(errs.Unsupported, "layers of this test hold no memory images")
-}
-
-// KeepMemory implements sandbox.Roots.
-func (l *Layers) KeepMemory(string) error { return nil }
-
-// DropMemory implements sandbox.Roots.
-func (l *Layers) DropMemory(string) error { return nil }
-
-// Memory implements sandbox.Roots.
-func (l *Layers) Memory(id string) (string, error) {
-	return "", errs.New(errs.NotFound, "%s has no memory image", id)
-}
-
-// LayerMemory implements sandbox.Roots.
-func (l *Layers) LayerMemory(layer string) (string, error) { return l.Memory(layer) }
-
 // Rest implements sandbox.Roots.
 func (l *Layers) Rest(string) error { return nil }
 
@@ -138,6 +120,7 @@ func (l *Layers) Commit(_ context.Context, id string, _ rootfs.Plan, hold, relea
 	if err := hold(); err != nil {
 		return rootfs.Layer{}, err
 	}
+	image, _ := l.Memory(id) // "": none
 	if err := release(); err != nil {
 		return rootfs.Layer{}, err
 	}
@@ -145,6 +128,9 @@ func (l *Layers) Commit(_ context.Context, id string, _ rootfs.Plan, hold, relea
 	defer l.mu.Unlock()
 	l.made++
 	layer := rootfs.Layer{ID: fmt.Sprintf("layer%04d", l.made), Bytes: LayerBytes}
+	if image != "" {
+		l.memory.kept[layer.ID] = image
+	}
 	l.layers[layer.ID], l.envs[layer.ID] = true, l.envs[id]
 	return layer, nil
 }
