@@ -10,6 +10,7 @@ source test/qemu-kernel.sh
 
 echo "building"
 make build >/dev/null
+rm -rf "$cache/tests"
 for p in linux/cgroup linux/landlock linux/probe linux/mount; do
 	CGO_ENABLED=0 go test -c -o "$cache/tests/${p//\//-}.test" "./internal/$p"
 	echo "internal/$p" >"$cache/tests/${p//\//-}.dir"

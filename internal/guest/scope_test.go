@@ -1,7 +1,6 @@
 package guest_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +14,7 @@ import (
 // scope is a freezer control group of version 1 for one process, as the server makes it.
 func scope(t testing.TB, id string) (layout []string, open []*os.File) {
 	t.Helper()
-	dir := filepath.Join("/sys/fs/cgroup/freezer", fmt.Sprintf("casemate-guest-%d-%s", os.Getpid(), id))
+	dir := "/sys/fs/cgroup/freezer/casemate-" + testenv.ServerID(t) + "-" + id
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +151,7 @@ func TestScopeListIsFresh(t *testing.T) {
 
 // TestScopeV2 is TestScopeTimeout with control groups of version 2.
 func TestScopeV2(t *testing.T) {
-	base := filepath.Join(unified(t), fmt.Sprintf("casemate-guest-%d", os.Getpid()))
+	base := filepath.Join(unified(t), "casemate-"+testenv.ServerID(t))
 	for _, dir := range []string{base, base + "/guest", base + "/scope"} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)

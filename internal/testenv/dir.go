@@ -17,6 +17,7 @@ var tag = sync.OnceValue(func() string {
 	var b [3]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand.Read
 	t := "t" + hex.EncodeToString(b[:])
+	watch(t)
 	// Programs started with this environment are found by it even after their parent is gone.
 	_ = os.Setenv(tagVariable, t)
 	return t
@@ -24,16 +25,22 @@ var tag = sync.OnceValue(func() string {
 
 const tagVariable = "CASEMATE_TEST_TAG"
 
-// RunDir makes a directory with a path of at most 30 bytes, since a Unix socket's path may have 107
-// (unix(7)) and t.TempDir spends most of them on the test's name. It goes when the test ends.
-func RunDir(t testing.TB) string {
-	t.Helper()
+// MakeRunDir makes a directory with a path of at most 30 bytes, since a Unix socket's path may have 107
+// (unix(7)) and t.TempDir spends most of them on the test's name. A guest in its own id range reaches what is in it. Its
+// maker removes it; where the tests are killed, it goes all the same.
+func MakeRunDir() (string, error) {
 	dir, err := os.MkdirTemp("/tmp", "cm-"+tag()+"-")
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	// A guest in its own id range has to reach the socket in it.
-	if err := os.Chmod(dir, 0o711); err != nil {
+	return dir, os.Chmod(dir, 0o711)
+}
+
+// RunDir is MakeRunDir for a directory that goes when the test ends.
+func RunDir(t testing.TB) string {
+	t.Helper()
+	dir, err := MakeRunDir()
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

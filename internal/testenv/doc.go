@@ -1,5 +1,6 @@
 // Package testenv holds what tests need to meet a real kernel: gates that fail rather than skip, the
-// guest built once, short run directories, and checks that a test left nothing behind.
+// guest built once, short run directories, checks that a test left nothing behind, and a process that removes what
+// killed tests left.
 //
 // What belongs here: code that only tests call and that knows the host. What does not: assertions
 // about one package's own behaviour, which stay beside that package.

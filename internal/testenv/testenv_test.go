@@ -2,10 +2,13 @@ package testenv
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -80,6 +83,31 @@ func TestLeaksAreSeen(t *testing.T) {
 	Eventually(t, time.Second, "nothing is left", func() bool { return len(snapshot([]string{dir}).since(before)) == 0 })
 }
 
+// TestWhatLivesIsLeftAlone: a collection of garbage is not the end of the tests.
+func TestWhatLivesIsLeftAlone(t *testing.T) {
+	dir := RunDir(t)
+	child := exec.Command("sleep", "60")
+	child.Env = []string{tagVariable + "=" + tag()}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = child.Wait(); close(ended) }()
+	for range 3 {
+		runtime.GC()
+	}
+	select {
+	case <-ended:
+		t.Error("its process was ended")
+	case <-time.After(300 * time.Millisecond): // what must not happen would take about as long
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	_ = child.Process.Kill()
+	<-ended
+}
+
 func TestTaggedProcessIsSeen(t *testing.T) {
 	child := exec.Command("sleep", "60")
 	child.Env = append(os.Environ(), tagVariable+"="+tag())
@@ -88,4 +116,64 @@ func TestTaggedProcessIsSeen(t *testing.T) {
 	}
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	Eventually(t, time.Second, "the tag shows", func() bool { return len(Leftovers(tag())) == 1 })
+}
+
+// TestKilledTestsLeaveNothing kills a test program that has a directory, a process and a control group, and wants them gone.
+func TestKilledTestsLeaveNothing(t *testing.T) {
+	Root(t)
+	if os.Getenv("TESTENV_CHILD") != "" {
+		dir, group := RunDir(t), "/sys/fs/cgroup/memory/casemate-"+ServerID(t)
+		if _, err := os.Stat("/sys/fs/cgroup/memory"); err != nil {
+			group = filepath.Join("/sys/fs/cgroup", filepath.Base(group))
+		}
+		if err := os.Mkdir(group, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		// In a session of its own, as a guest is, and in the control group.
+		child := exec.Command("/bin/sh", "-c", "echo 0 >"+group+"/cgroup.procs; echo $$ >"+dir+"/pid; exec sleep 1000")
+		child.Env = []string{}
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		Eventually(t, time.Second, "it sleeps", func() bool {
+			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child.Process.Pid))
+			return err == nil && string(name) == "sleep\n"
+		})
+		fmt.Println("tag", tag())
+		select {}
+	}
+	for _, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT} {
+		cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "TESTENV_CHILD=1")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var its string
+		if _, err := fmt.Fscanf(out, "tag %s\n", &its); err != nil {
+			t.Fatal(err)
+		}
+		if left := Leftovers(its); len(left) != 1 { // the group: what sleeps in it carries no tag
+			t.Errorf("before: %q", left)
+		}
+		dirs, err := filepath.Glob("/tmp/cm-" + its + "-*")
+		if err != nil || len(dirs) != 1 {
+			t.Fatalf("%q, %v", dirs, err)
+		}
+		sleeper, err := os.ReadFile(dirs[0] + "/pid")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Process.Signal(how)
+		_ = cmd.Wait()
+		Eventually(t, time.Minute, "all of it is gone", func() bool {
+			dirs, err := filepath.Glob("/tmp/cm-" + its + "-*")
+			args, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(sleeper)) + "/cmdline") // empty also where nobody waited for it
+			return err == nil && len(dirs) == 0 && len(Leftovers(its)) == 0 && len(args) == 0
+		})
+	}
 }

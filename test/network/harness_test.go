@@ -15,6 +15,7 @@ import (
 
 	"casemate.dev/client"
 	"casemate.dev/internal/server"
+	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/mounts"
 	"casemate.dev/internal/testenv/world"
 )
@@ -56,11 +57,7 @@ func newPlace(t *testing.T) *place {
 // newPlaceIn is newPlace in a world that is there, with a server that set configures.
 func newPlaceIn(t *testing.T, w *world.World, set func(*server.Config)) *place {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "cmn")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := testenv.RunDir(t)
 	p := &place{t: t, dir: dir, w: w, set: set}
 	if err := os.WriteFile(dir+"/ca.pem", w.CAPEM(), 0o644); err != nil {
 		t.Fatal(err)

@@ -68,11 +68,8 @@ func (s *stage) setup(env *testscript.Env) error {
 	env.Setenv("RUNSC", runsc)
 	env.Setenv("HOSTILE", "evil=a\x1b]0;x\x07b\u202ec")
 	// A short directory, for servers that a script starts itself: sockets lie in it (unix(7)).
-	short, err := os.MkdirTemp("/tmp", "cms")
+	short, err := testenv.MakeRunDir()
 	if err != nil {
-		return err
-	}
-	if err := os.Chmod(short, 0o711); err != nil {
 		return err
 	}
 	env.Setenv("S", short)

@@ -31,7 +31,7 @@ func open(t *testing.T, openIt func(string) (*Hierarchy, error)) *Hierarchy {
 	if os.Getuid() != 0 {
 		t.Fatal("this test needs root: run it with sudo")
 	}
-	server := "t" + id.Sandbox()[:12]
+	server := testenv.ServerID(t)
 	h, err := openIt(server)
 	if err != nil {
 		t.Fatal(err)

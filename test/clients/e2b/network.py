@@ -23,7 +23,7 @@ def refused(box, url):
 Secret.create("py-key", value, metadata={"team": "a"})
 assert Secret.get_info("py-key").metadata == {"team": "a"}
 rules = {site: [{"transform": {"headers": {"Authorization": "Bearer " + Secret.fill("py-key")}}}]}
-with Sandbox.create("base", timeout=120, network={"allow_out": [site], "deny_out": ["0.0.0.0/0"], "rules": rules}) as box:
+with Sandbox.create("base", timeout=600, network={"allow_out": [site], "deny_out": ["0.0.0.0/0"], "rules": rules}) as box:
     assert "you sent" in get(box, f"https://{site}/py-first")
     assert value not in get(box, f"https://{site}/py-echo")
     refused(box, f"https://{other}/py-refused")
@@ -33,6 +33,6 @@ with Sandbox.create("base", timeout=120, network={"allow_out": [site], "deny_out
     refused(box, f"https://{site}/py-refused")
     print("updated")
 assert Secret.destroy("py-key") and not Secret.destroy("py-key")
-with Sandbox.create("base", timeout=120, allow_internet_access=False) as box:
+with Sandbox.create("base", timeout=600, allow_internet_access=False) as box:
     refused(box, f"https://{site}/py-refused")
 print("access")

@@ -7,7 +7,7 @@ const { Sandbox } = await import(process.env.E2B_MODULE)
 
 describe('code interpreter', () => {
   let box
-  before(async () => (box = await Sandbox.create({ timeoutMs: 120_000, envs: { GLOBAL: 'g' } })))
+  before(async () => (box = await Sandbox.create({ timeoutMs: 600_000, envs: { GLOBAL: 'g' } })))
   after(() => box.kill())
 
   test('variables last, and the last expression shows', async () => {
@@ -73,7 +73,7 @@ for i in range(0, len(b), 4093): os.write(1, b[i:i+4093])
     await box.runCode('kept = 1')
     await assert.rejects(box.runCode('while True: pass', { timeoutMs: 1000 }))
     await sleep(200)
-    assert.equal((await box.runCode('kept', { timeoutMs: 120_000 })).text, '1')
+    assert.equal((await box.runCode('kept', { timeoutMs: 600_000 })).text, '1')
   })
 
   test('an interpreter that dies takes nothing along', async () => {
@@ -91,7 +91,7 @@ for i in range(0, len(b), 4093): os.write(1, b[i:i+4093])
 })
 
 test('a sandbox that is killed says so', async () => {
-  const box = await Sandbox.create({ timeoutMs: 120_000 })
+  const box = await Sandbox.create({ timeoutMs: 600_000 })
   let begun
   const begins = new Promise((resolve) => (begun = resolve))
   const run = assert.rejects(box.runCode('import time; print("begun", flush=True); time.sleep(300)', { onStdout: begun }), /sandbox was killed/)
@@ -101,7 +101,7 @@ test('a sandbox that is killed says so', async () => {
 })
 
 test('a sandbox that is not public is reached with its token', async () => {
-  const box = await Sandbox.create({ timeoutMs: 120_000, network: { allowPublicTraffic: false } })
+  const box = await Sandbox.create({ timeoutMs: 600_000, network: { allowPublicTraffic: false } })
   try {
     assert.equal((await box.runCode('x = 1; x')).text, '1')
     assert.equal((await box.listCodeContexts())[0].language, 'python')
@@ -112,7 +112,7 @@ test('a sandbox that is not public is reached with its token', async () => {
 
 describe('the code interpreter as the sandbox reaches it', () => {
   let box
-  before(async () => (box = await Sandbox.create({ timeoutMs: 120_000 })))
+  before(async () => (box = await Sandbox.create({ timeoutMs: 600_000 })))
   after(() => box.kill())
   const ask = (path, body, headers = {}) =>
     box.commands.run(`python3 - <<'END'

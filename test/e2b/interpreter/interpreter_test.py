@@ -10,7 +10,7 @@ from e2b_code_interpreter import AsyncSandbox, Sandbox
 class Interpreter(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.box = Sandbox.create(timeout=120, envs={"GLOBAL": "g"})
+        cls.box = Sandbox.create(timeout=600, envs={"GLOBAL": "g"})
         cls.addClassCleanup(cls.box.kill)
 
     def test_variables_last(self):
@@ -56,13 +56,13 @@ for i in range(0, len(b), 4093): os.write(1, b[i:i+4093])
         self.box.run_code("kept = 1")
         with self.assertRaises(TimeoutException):
             self.box.run_code("while True: pass", timeout=1)
-        self.assertEqual(self.box.run_code("kept", timeout=120).text, "1")
+        self.assertEqual(self.box.run_code("kept", timeout=600).text, "1")
 
 
 class Asynchronous(unittest.TestCase):
     def test_many_contexts_side_by_side(self):
         async def scenario():
-            box = await AsyncSandbox.create(timeout=120)
+            box = await AsyncSandbox.create(timeout=600)
             try:
                 contexts = await asyncio.gather(*(box.create_code_context() for _ in range(4)))
                 code = "import time; time.sleep(0.5); {}"

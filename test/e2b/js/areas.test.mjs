@@ -7,7 +7,7 @@ const { Sandbox, Secret, Template, Volume, CommandExitError, FileType } = await 
 
 const boxes = new Set()
 async function create(template, opts = {}) {
-  const box = await Sandbox.create(template, { timeoutMs: 120_000, ...opts })
+  const box = await Sandbox.create(template, { timeoutMs: 600_000, ...opts })
   boxes.add(box)
   return box
 }

@@ -9,7 +9,7 @@ const { Sandbox, CommandExitError, NotFoundError, TimeoutError, AuthenticationEr
 
 const boxes = new Set()
 async function create(opts = {}) {
-  const box = await Sandbox.create({ timeoutMs: 120_000, ...opts })
+  const box = await Sandbox.create({ timeoutMs: 600_000, ...opts })
   boxes.add(box)
   return box
 }
@@ -62,7 +62,7 @@ describe('control plane', () => {
     assert.deepEqual(info.metadata, { run: 'x y&z', 'odd key!': 'ü' })
     assert.equal(info.state, 'running')
     assert.equal(info.templateId, 'base')
-    assert.equal(Math.round((info.endAt - info.startedAt) / 1000), 120)
+    assert.equal(Math.round((info.endAt - info.startedAt) / 1000), 600)
     const found = await Sandbox.list({ query: { metadata: { run: 'x y&z' } } }).nextItems()
     assert.deepEqual(found.map((s) => s.sandboxId), [box.sandboxId])
     assert.equal(await box.kill(), true)

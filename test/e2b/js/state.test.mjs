@@ -6,7 +6,7 @@ const { Sandbox, NotFoundError } = await import(process.env.E2B_MODULE)
 
 const boxes = new Set()
 async function create(template, opts = {}) {
-  const box = await (template ? Sandbox.create(template, { timeoutMs: 120_000, ...opts }) : Sandbox.create({ timeoutMs: 120_000, ...opts }))
+  const box = await (template ? Sandbox.create(template, { timeoutMs: 600_000, ...opts }) : Sandbox.create({ timeoutMs: 600_000, ...opts }))
   boxes.add(box)
   return box
 }
@@ -19,7 +19,7 @@ describe('fork', () => {
   test('files, settings and identity', async () => {
     const box = await create('', { envs: { X: '1' }, metadata: { k: 'v' } })
     await box.files.write('state.txt', 'before')
-    const forks = await box.fork({ count: 3, timeoutMs: 60_000 })
+    const forks = await box.fork({ count: 3, timeoutMs: 600_000 })
     forks.forEach((f) => boxes.add(f))
     assert.equal(new Set([box.sandboxId, ...forks.map((f) => f.sandboxId)]).size, 4)
     await forks[0].files.write('state.txt', 'changed')

@@ -227,7 +227,7 @@ class Names(Case):
         domain = self.create().get_host(1).split(".", 1)[1]
         kept = {name: os.environ.pop(name) for name in ("E2B_API_URL", "E2B_SANDBOX_URL")}
         self.addCleanup(os.environ.update, kept)
-        box = Sandbox.create(domain=domain, timeout=60)
+        box = Sandbox.create(domain=domain, timeout=600)
         try:
             self.assertEqual(box.commands.run("echo by name").stdout, "by name\n")
             box.files.write("note", "by name")
@@ -238,7 +238,7 @@ class Names(Case):
 
 class Asynchronous(unittest.IsolatedAsyncioTestCase):
     async def test_many(self):
-        boxes = await asyncio.gather(*(AsyncSandbox.create(timeout=60) for _ in range(5)))
+        boxes = await asyncio.gather(*(AsyncSandbox.create(timeout=600) for _ in range(5)))
         try:
             said = await asyncio.gather(*(b.commands.run("echo $E2B_SANDBOX_ID") for b in boxes))
             self.assertEqual([r.stdout.strip() for r in said], [b.sandbox_id for b in boxes])

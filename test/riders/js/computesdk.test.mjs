@@ -7,7 +7,7 @@ import { compute } from 'computesdk'
 test('ComputeSDK: create, commands, files, background, ports, find again, snapshot, destroy', async () => {
   const provider = e2b({ apiKey: process.env.E2B_API_KEY })
   compute.setConfig({ provider })
-  const box = await compute.sandbox.create({ timeout: 120_000, envs: { GREETING: 'hello' }, metadata: { task: 'riders' } })
+  const box = await compute.sandbox.create({ timeout: 600_000, envs: { GREETING: 'hello' }, metadata: { task: 'riders' } })
   let alive = true
   try {
     const hello = await box.runCommand('echo "$GREETING from $(id -un)"; echo oops >&2; exit 3')
@@ -44,7 +44,7 @@ test('ComputeSDK: create, commands, files, background, ports, find again, snapsh
 
     await fs.writeFile('/home/user/kept.txt', 'kept')
     const snapshot = await provider.snapshot.create(box.sandboxId, { name: `riders-${Date.now()}` })
-    const restored = await compute.sandbox.create({ snapshotId: snapshot.id, timeout: 120_000 })
+    const restored = await compute.sandbox.create({ snapshotId: snapshot.id, timeout: 600_000 })
     assert.equal(await restored.filesystem.readFile('/home/user/kept.txt'), 'kept')
     await restored.destroy()
 

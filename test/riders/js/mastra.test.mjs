@@ -5,7 +5,7 @@ import { Workspace, WORKSPACE_TOOLS, createWorkspaceTools } from '@mastra/core/w
 import { E2BSandbox } from '@mastra/e2b'
 
 // Without a template, Mastra builds one of its own with FUSE programs for mounts of cloud storage.
-const options = { template: 'base', timeout: 120_000 }
+const options = { template: 'base', timeout: 600_000 }
 
 test('Mastra: commands, processes, files, stop and start again, destroy', async () => {
   const id = `task-${Date.now()}`
@@ -68,7 +68,7 @@ test('Mastra: a workspace gives an agent its tools', async () => {
 })
 
 async function until(condition) {
-  const deadline = Date.now() + 20_000
+  const deadline = Date.now() + 120_000
   while (!condition()) {
     assert.ok(Date.now() < deadline, 'it never came')
     await new Promise((resolve) => setTimeout(resolve, 20))

@@ -8,7 +8,7 @@ import { E2BSandboxClient } from '@openai/agents-extensions/sandbox/e2b'
 const manifest = () => new Manifest({ root: '/home/user/workspace', entries: { 'notes/task.md': file({ content: 'count to three\n' }) } })
 
 test('OpenAI Agents SDK: files, commands, terminal, archive, port, resume, delete', async () => {
-  const client = new E2BSandboxClient({ timeout: 120_000 })
+  const client = new E2BSandboxClient({ timeout: 600_000 })
   const session = await client.create(manifest(), { env: { GREETING: 'hello' }, exposedPorts: [8000] })
   try {
     const out = await session.execCommand({ cmd: 'cat notes/task.md; echo "$GREETING"; pwd; exit 5' })
@@ -43,7 +43,7 @@ test('OpenAI Agents SDK: files, commands, terminal, archive, port, resume, delet
 })
 
 test('OpenAI Agents SDK: a workspace kept as a snapshot', async () => {
-  const client = new E2BSandboxClient({ timeout: 120_000, workspacePersistence: 'snapshot' })
+  const client = new E2BSandboxClient({ timeout: 600_000, workspacePersistence: 'snapshot' })
   const session = await client.create(manifest())
   try {
     const snapshot = await session.persistWorkspace()

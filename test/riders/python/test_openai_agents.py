@@ -11,7 +11,7 @@ from agents.run_config import SandboxRunConfig
 from agents.sandbox import Manifest, SandboxAgent
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-OPTIONS = E2BSandboxClientOptions(sandbox_type="e2b", timeout=120, envs={"GREETING": "hello"})
+OPTIONS = E2BSandboxClientOptions(sandbox_type="e2b", timeout=600, envs={"GREETING": "hello"})
 # A root below the user's home: at the default, /workspace, only a template with sudo may make one.
 MANIFEST = Manifest(root="/home/user/workspace")
 
