@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds templates base and code-interpreter from scratch on a server of its own, and uses them: sudo, apt,
-# python, git; section F of the battery in profile standard; IPython, matplotlib, Node.js. Builds a Python service with
+# python, git; 200 ordinary commands and "casemate replay" of them; section F of the battery in profile standard; IPython, matplotlib, Node.js. Builds a Python service with
 # apt and pip steps upon base, twice to the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +28,18 @@ check 42 python3 -c 'print(6*7)'
 check ok sh -c 'git --version >/dev/null && curl --version >/dev/null && echo ok'
 check /home/user bash -l -c pwd
 bin/casemate selftest --only F --profile standard
+# What people run every day, and again.
+bin/casemate create --template base --name ordinary --file-changes full >/dev/null
+while IFS= read -r line <&3; do
+	[[ -z $line || $line == '#'* ]] || bin/casemate exec ordinary -- sh -c "${line#! }" </dev/null &>/dev/null || true
+done 3<test/replay/commands.txt
+bin/casemate replay ordinary >"$work/replayed" || true
+grep -A 3 -E '^(DIVERGED|unstable|not attempted) ' "$work/replayed" || true
+tail -n 3 "$work/replayed"
+good=$(sed -n 's/^\([0-9]*\) processes reproduced.*/\1/p' "$work/replayed")
+all=$(grep -vc '^#' test/replay/commands.txt)
+((100 * good >= 95 * all)) || { echo "base: $good of $all ordinary commands are reproduced" >&2; exit 1; }
+bin/casemate rm ordinary
 bin/casemate template build code-interpreter
 check() { # EXPECTED COMMAND…
 	local want=$1 got

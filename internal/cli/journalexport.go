@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -155,14 +154,11 @@ func (x *journalExport) write(put func(io.Writer) error) error {
 
 // readStory reads a sandbox's record from the server.
 func readStory(ctx context.Context, c *client.Client, sandbox string) (*trajectory.Story, error) {
-	f, err := os.CreateTemp("", "casemate-export-") // it may be large, and content may be secret: mode 0600
+	f, err := spoolFile()
 	if err != nil {
-		return nil, fmt.Errorf("make a temporary file: %w", err)
+		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, fmt.Errorf("unlink a temporary file: %w", err)
-	}
 	if err := c.Journal.Export(ctx, sandbox, nil, f); err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"casemate.dev/client"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal/bundle"
+	"casemate.dev/internal/replay"
 )
 
 // Exit codes of verify: the first verdict that is bad.
@@ -27,7 +28,7 @@ const (
 
 func (a *app) verifyCmd() *cobra.Command {
 	var key string
-	var heads []string
+	var heads, replays []string
 	cmd := &cobra.Command{
 		Use:   "verify [flags] BUNDLE",
 		Short: "Check the exported record of a sandbox, offline",
@@ -36,12 +37,16 @@ func (a *app) verifyCmd() *cobra.Command {
   integrity      nothing was changed: each event is in the log that the server signed
   completeness   nothing was left out, but for gaps that are told of
   anchored       the log still begins as checkpoints say that were given out before (--head)
-  reproduced     how many processes were run again with the same outcome (nothing does that yet)
+  reproduced     how many processes had the same outcome when they were run again (--replay)
 
 Without --key the bundle's own key is used: then somebody holds a key that made all of it, and whose it is
 remains open. The server's lies in its keys directory (journal.pub), and "casemate journal checkpoint
 --json" shows it. A head is a file of "casemate journal checkpoint", or the header Casemate-Checkpoint of
 any answer, or several of these, one a line, as in the files that "casemate serve --anchor" writes.
+
+A replay is the bundle of a sandbox in which "casemate replay --save" ran processes again, or the directory with
+all of them. Each is verified as well, must be of the same log, and must have begun as the record did and done
+the same: then the verdicts are found anew from both.
 
 What only the guest saw is the word of a program inside the sandbox: the bundle proves that it was said.
 
@@ -49,7 +54,8 @@ Exit codes: 0 when all is well; 1 changed; 2 incomplete; 3 not anchored; 4 some 
 125 when the bundle, the key or a head can't be read. The first that holds counts.`,
 		Example: `  casemate journal checkpoint > head
   casemate journal export web --head head > web.bundle
-  casemate verify web.bundle --key journal.pub --head head`,
+  casemate verify web.bundle --key journal.pub --head head
+  casemate verify web.bundle --replay runs`,
 		Args: exactly(1, "one bundle"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o, err := verifyOptions(key, heads)
@@ -61,9 +67,22 @@ Exit codes: 0 when all is well; 1 changed; 2 incomplete; 3 not anchored; 4 some 
 				return err
 			}
 			defer func() { _ = in.Close() }()
+			var record replay.Record
+			if len(replays) > 0 {
+				o.Each = record.Add
+			}
 			r, err := bundle.Verify(in, o)
 			if err != nil {
 				return errs.New(errs.InvalidArgument, "cannot verify %s: %v", args[0], err)
+			}
+			if len(replays) > 0 && r.Integrity.OK {
+				again, err := readReplays(replays, bundle.Options{Key: r.Key})
+				if err != nil {
+					return err
+				}
+				if r.Reproduced, err = replayVerdict(&record, again); err != nil {
+					return err
+				}
 			}
 			if a.json {
 				err = a.printJSON(r)
@@ -78,6 +97,7 @@ Exit codes: 0 when all is well; 1 changed; 2 incomplete; 3 not anchored; 4 some 
 	}
 	cmd.Flags().StringVar(&key, "key", "", "the public `KEY` of the log, or a file with it")
 	cmd.Flags().StringArrayVar(&heads, "head", nil, "a `FILE` with a checkpoint that was given out before (repeatable)")
+	cmd.Flags().StringArrayVar(&replays, "replay", nil, "a `PATH` of a replay's bundle, or of a directory of them (repeatable)")
 	return cmd
 }
 
@@ -205,10 +225,11 @@ func (a *app) tellReport(r bundle.Report) error {
 	show("completeness", r.Completeness, complete)
 	show("anchored", r.Anchored.Verdict, anchored)
 	p := r.Reproduced
-	show("reproduced", p.Verdict, fmt.Sprintf("%d of %d processes, %d after normalising, %d not attempted", p.Reproduced, p.Processes, p.Normalised, p.NotAttempted))
-	if !p.OK {
-		fmt.Fprintf(out, "              %d of %d processes diverged\n", p.Diverged, p.Processes)
+	again := fmt.Sprintf("not asked: no --replay was given for %s", plural(int64(p.Processes), "process", "processes"))
+	if p.Runs > 0 {
+		again = fmt.Sprintf("%d of %d processes, %d after normalising; %d unstable, %d not attempted", p.Reproduced+p.Normalised, p.Processes, p.Normalised, p.Unstable, p.NotAttempted)
 	}
+	show("reproduced", p.Verdict, again)
 	return nil
 }
 

@@ -88,11 +88,9 @@ const (
 	NetworkRequest Type = "network.request" // an inspected request was answered
 	Conflict       Type = "conflict"        // the guest's word and the kernel's differ
 	Gap            Type = "gap"             // something was not recorded; facts say what and why
-	// A process of the sandbox was run again elsewhere, from the recorded state; server facts: verdict.
-	ProcessReplayed Type = "process.replayed"
-	JournalBegun    Type = "journal.begun"  // the log that proves events was begun
-	BodyRedacted    Type = "body.redacted"  // content that an event speaks of was erased on request
-	BodiesExpired   Type = "bodies.expired" // the oldest content was erased by age or for room
+	JournalBegun   Type = "journal.begun"   // the log that proves events was begun
+	BodyRedacted   Type = "body.redacted"   // content that an event speaks of was erased on request
+	BodiesExpired  Type = "bodies.expired"  // the oldest content was erased by age or for room
 )
 
 // ServerStream is where events are kept that belong to no sandbox. It can be no sandbox's id or name.

@@ -140,18 +140,6 @@ func TestRedactedBundlesVerify(t *testing.T) {
 	}
 }
 
-func TestProofsOfReplays(t *testing.T) {
-	l, _ := openSigned(t, t.TempDir())
-	told(t, l, "s", 8)
-	for p, verdict := range map[string]string{"prc_0": "reproduced", "prc_1": "normalised", "prc_2": "diverged", "prc_none": "reproduced"} {
-		l.Post(Event{Sandbox: "s", Type: ProcessReplayed, Process: p}.With(Server, map[string]string{"verdict": verdict}))
-	}
-	r := verify(t, export(t, l, "s"), bundle.Options{}).Reproduced
-	if r.OK || r.Processes != 4 || r.Reproduced != 1 || r.Normalised != 1 || r.Diverged != 1 || r.NotAttempted != 1 {
-		t.Errorf("%+v", r)
-	}
-}
-
 // TestAHeadOfACutLogIsRefused exports with a head of a log that has lost its tail since, or is another.
 func TestAHeadOfACutLogIsRefused(t *testing.T) {
 	home := t.TempDir()

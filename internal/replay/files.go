@@ -1,0 +1,141 @@
+package replay
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// changes are the facts of files.changed that matter.
+type changes struct {
+	Run      string       `json:"run"`
+	Between  bool         `json:"between"`
+	Created  int          `json:"created"`
+	Modified int          `json:"modified"`
+	Deleted  int          `json:"deleted"`
+	Renamed  int          `json:"renamed"`
+	Files    []fileChange `json:"files"`
+	More     int          `json:"more"`
+	Unknown  string       `json:"unknown"`
+}
+
+type fileChange struct {
+	Op   string   `json:"op"`
+	Path string   `json:"path"`
+	From string   `json:"from"`
+	Type string   `json:"type"`
+	Size int64    `json:"size"`
+	What []string `json:"what"`
+}
+
+// count is how many files changed; -1: not known.
+func (c *changes) count() int {
+	if c == nil || c.Unknown != "" {
+		return -1
+	}
+	return c.Created + c.Modified + c.Deleted + c.Renamed
+}
+
+// text says what changed, in the words of the journal.
+func (c fileChange) text() string {
+	out := c.Op + " " + c.Path
+	if c.From != "" {
+		out = c.Op + " " + c.From + " to " + c.Path
+	}
+	if c.Type != "" && c.Type != "file" {
+		out += " (" + c.Type + ")"
+	}
+	if len(c.What) > 0 {
+		out += " (" + strings.Join(c.What, ", ") + ")"
+	}
+	return out
+}
+
+// counts says how many there are of each kind.
+func (c *changes) counts() string {
+	return fmt.Sprintf("%d created, %d modified, %d deleted, %d renamed", c.Created, c.Modified, c.Deleted, c.Renamed)
+}
+
+// named reports whether it names any of the files that it counts.
+func (c *changes) named() bool { return c.count() == 0 || len(c.Files) > 0 }
+
+// compareFiles compares which files changed, and how: by path, kind and size where they are named, else by number. Where it
+// is not known on one side there is nothing to compare.
+func (n *normaliser) compareFiles() (diffs []Difference, compared bool) {
+	x, y := n.a.p.changes, n.b.p.changes
+	if x.count() < 0 || y.count() < 0 {
+		return nil, false
+	}
+	if !x.named() || !y.named() {
+		if x.counts() != y.counts() {
+			diffs = append(diffs, Difference{Part: PartFiles, Recorded: x.counts(), Replayed: y.counts()})
+		}
+		return diffs, true
+	}
+	left, right, both := align(x.Files, y.Files)
+	for _, pair := range both {
+		diffs = append(diffs, n.changes(pair[0], pair[1])...)
+	}
+	for _, f := range left {
+		i := slices.IndexFunc(right, func(g fileChange) bool { return f.Op == g.Op && f.Type == g.Type && n.same(f.Path, g.Path) })
+		if i < 0 {
+			diffs = append(diffs, Difference{Part: PartFiles, Path: f.Path, Recorded: f.text()})
+			continue
+		}
+		diffs = append(diffs, n.changes(f, right[i])...)
+		right = slices.Delete(right, i, i+1)
+	}
+	for _, g := range right {
+		diffs = append(diffs, Difference{Part: PartFiles, Path: g.Path, Replayed: g.text()})
+	}
+	slices.SortStableFunc(diffs, func(d, e Difference) int { return cmp.Compare(d.Path, e.Path) })
+	if x.More != y.More {
+		diffs = append(diffs, Difference{Part: PartFiles, Recorded: fmt.Sprintf("%d more files", x.More), Replayed: fmt.Sprintf("%d more files", y.More)})
+	}
+	return diffs, true
+}
+
+// align pairs changes of the same paths, and returns the others.
+func align(x, y []fileChange) (left, right []fileChange, both [][2]fileChange) {
+	there := make(map[string]fileChange, len(y))
+	for _, g := range y {
+		there[g.Path] = g
+	}
+	for _, f := range x {
+		if g, ok := there[f.Path]; ok {
+			both = append(both, [2]fileChange{f, g})
+			delete(there, f.Path)
+			continue
+		}
+		left = append(left, f)
+	}
+	for _, g := range y {
+		if _, alone := there[g.Path]; alone {
+			right = append(right, g)
+		}
+	}
+	return left, right, both
+}
+
+// changes compares two changes of paths that are the same, or stand for each other.
+func (n *normaliser) changes(f, g fileChange) []Difference {
+	d := Difference{Part: PartFiles, Path: f.Path, Recorded: f.text(), Replayed: g.text()}
+	if f.Op != g.Op || f.Type != g.Type || !slices.Equal(f.What, g.What) || f.From != g.From && !n.same(f.From, g.From) {
+		return []Difference{d}
+	}
+	if f.Type == "file" && f.Size != g.Size && f.Op != "deleted" && !n.sizes(f.Path) {
+		d.Recorded, d.Replayed = fmt.Sprintf("%s: %d bytes", f.text(), f.Size), fmt.Sprintf("%s: %d bytes", g.text(), g.Size)
+		return []Difference{d}
+	}
+	return nil
+}
+
+// sizes reports whether a file's size says nothing: those of git's compressed objects vary with the times in them.
+func (n *normaliser) sizes(path string) bool {
+	if strings.Contains(path, "/objects/") && n.git {
+		n.use(normGit)
+		return true
+	}
+	return false
+}
