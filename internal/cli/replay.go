@@ -36,9 +36,9 @@ type replayFlags struct {
 func (a *app) replayCmd() *cobra.Command {
 	var f replayFlags
 	cmd := &cobra.Command{
-		Use:   "replay [flags] SANDBOX|BUNDLE [PROCESS…]",
+		Use:   "replay [flags] SANDBOX|BUNDLE [PROCESS|RUN…]",
 		Short: "Run a sandbox's processes again, and compare",
-		Long: `Run the processes of a sandbox again, all of them or those named, in fresh sandboxes from the state that the
+		Long: `Run the processes of a sandbox again, and code that ran in interpreters, all or those named, in fresh sandboxes from the state that the
 recorded one began with, and compare how each ended, what it said, and which files it changed. It is done
 twice: the second time with another host name, time zone and number of CPUs, and later, which tells a
 program that is different each time from a record that does not hold. There is no network.
@@ -273,6 +273,9 @@ func (a *app) showReplayed(rep replayReport) {
 		what := one.Process
 		if len(one.Argv) > 0 {
 			what = shorten(quoteArgv(one.Argv), widestCommand)
+		} else if one.Code != "" {
+			first, _, _ := strings.Cut(one.Code, "\n")
+			what = shorten("code: "+first, widestCommand)
 		}
 		fmt.Fprintf(out, "%s%s\n", paint(fmt.Sprintf("%-15s", mark), st, color), clean(what))
 		if one.Verdict != replay.Reproduced {

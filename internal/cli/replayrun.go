@@ -22,8 +22,6 @@ import (
 const (
 	// replayRuns is how often everything is run again.
 	replayRuns = 2
-	// variedZone is the time zone of the second run, in a form that needs no file: 12:45 east of UTC.
-	variedZone = "CHK-12:45"
 	// variedAfter is how much later than the first run the second begins, so that its times are others.
 	variedAfter = 1100 * time.Millisecond
 	// orphanedAfter ends the sandbox of a replay that was killed.
@@ -43,8 +41,9 @@ type rerun struct {
 	workspaces []*client.Workspace
 	save       string
 
-	runs  []replayedRun
-	begun time.Time // of the first run
+	runs     []replayedRun
+	contexts map[string]int // of the present sandbox, and how often each was started anew
+	begun    time.Time      // of the first run
 }
 
 // replayedRun tells of one sandbox in which processes were run again.
@@ -126,6 +125,7 @@ func (r *rerun) segment(ctx context.Context, n, i int, s replay.Segment) (_ *rep
 		err = errors.Join(err, derr)
 	}()
 	about.Sandbox, about.CPUs = sb.GetId(), sb.GetLimits().GetCpus()
+	r.contexts = map[string]int{}
 	for _, step := range s.Steps {
 		if err := r.step(ctx, sb.GetId(), n, step, &about); err != nil {
 			return nil, err
@@ -193,29 +193,82 @@ func (r *rerun) step(ctx context.Context, sandbox string, n int, s replay.Step, 
 		return r.call(ctx, sandbox, s.Call)
 	}
 	p := s.Process
+	if p.Code != nil {
+		return r.code(ctx, sandbox, p)
+	}
 	spec := &client.ProcessSpec{
 		Id: p.ID, Argv: p.Argv, Dir: p.Dir, User: p.User, Env: map[string]string{},
-		Timeout: durationpb.New(p.Timeout),
-	}
-	if p.Timeout == 0 {
-		spec.Timeout = durationpb.New(max(leastLimit, 10*p.Ended.Sub(p.Began)))
+		Timeout: limitOf(p),
 	}
 	for _, name := range p.Env {
 		spec.Env[name] = r.env[name]
 	}
 	if n > 1 && !slices.Contains(p.Env, replay.VariedEnv) && !slices.Contains(r.record.Settings.Env, replay.VariedEnv) {
-		spec.Env[replay.VariedEnv], about.Zone = variedZone, variedZone
+		spec.Env[replay.VariedEnv], about.Zone = replay.VariedZone, replay.VariedZone
 	}
 	o := client.RunOptions{Hold: true}
 	if len(p.Stdin) > 0 {
 		o.Stdin = bytes.NewReader(p.Stdin)
 	}
 	_, err := r.client.Processes.Run(ctx, sandbox, spec, o)
+	return unlessRefused(err)
+}
+
+// limitOf is a process's time limit, or one for a process that had none.
+func limitOf(p *replay.Process) *durationpb.Duration {
+	if p.Timeout > 0 {
+		return durationpb.New(p.Timeout)
+	}
+	return durationpb.New(max(leastLimit, 10*p.Ended.Sub(p.Began)))
+}
+
+// unlessRefused drops that something could not be started: that is recorded, and compared.
+func unlessRefused(err error) error {
 	switch client.KindOf(err) {
 	case client.NotFound, client.InvalidArgument, client.PermissionDenied, client.FailedPrecondition:
-		return nil // it could not be started, which is recorded and compared
+		return nil
 	}
 	return err
+}
+
+// code runs code, in a context that is made for its first run and started anew where that was done then.
+func (r *rerun) code(ctx context.Context, sandbox string, p *replay.Process) error {
+	spec := &client.CodeSpec{Id: p.ID, Language: p.Code.Language, Code: p.Code.Text, Env: map[string]string{}, Timeout: limitOf(p), Hold: true}
+	for _, name := range p.Env {
+		spec.Env[name] = r.env[name]
+	}
+	if c := p.Code.Context; c != nil {
+		spec.Context = c.ID
+		if err := r.context(ctx, sandbox, c, p.Code.Starts); err != nil {
+			return unlessRefused(err)
+		}
+	} else {
+		spec.Fresh = true
+	}
+	_, err := r.client.Contexts.Run(ctx, sandbox, spec, client.CodeOptions{})
+	return unlessRefused(err)
+}
+
+// context sees to it that a context is there, and has been started anew as often as it had been then.
+func (r *rerun) context(ctx context.Context, sandbox string, c *replay.Context, starts int) error {
+	began, there := r.contexts[c.ID]
+	if !there {
+		env := map[string]string{}
+		for _, name := range c.Env {
+			env[name] = r.env[name]
+		}
+		spec := &client.ContextSpec{Id: c.ID, Language: c.Language, Dir: c.Dir, User: c.User, Env: env}
+		if _, err := r.client.Contexts.Create(ctx, sandbox, spec); err != nil {
+			return err
+		}
+	}
+	for ; began < starts; began++ {
+		if _, err := r.client.Contexts.Restart(ctx, sandbox, c.ID); err != nil {
+			return err
+		}
+	}
+	r.contexts[c.ID] = began
+	return nil
 }
 
 // call changes files through the API as it was done then.

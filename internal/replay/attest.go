@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 )
 
 // The labels of a sandbox that was made to run the processes of another one again: which one's, and in which run, from 1.
@@ -14,8 +15,13 @@ const (
 	LabelRun = "casemate.replay.run"
 )
 
-// VariedEnv is the variable that a run sets to vary how times are written, where the record does not.
-const VariedEnv = "TZ"
+// VariedEnv is the variable that the second run sets to vary how times are written, where the record does not, and
+// VariedZone its value: a time zone in a form that needs no file, variedOffset east of UTC.
+const (
+	VariedEnv    = "TZ"
+	VariedZone   = "CHK-12:45"
+	variedOffset = 12*time.Hour + 45*time.Minute
+)
 
 // Accept sorts records of sandboxes in which processes of r were run again into runs, and returns the plan that they carried
 // out. The error says what of them is no replay of r: it was made otherwise, from another state, or with other steps.
@@ -48,7 +54,7 @@ const maxRuns = 16
 func (r *Record) having(ran func(string) bool) Choice {
 	c := Choice{Ran: ran, Env: r.Settings.Env, Workspaces: r.Settings.Workspaces}
 	for _, p := range r.byID {
-		c.Env = append(c.Env[:len(c.Env):len(c.Env)], p.Env...)
+		c.Env = append(c.Env[:len(c.Env):len(c.Env)], p.env()...)
 	}
 	return c
 }
@@ -73,7 +79,7 @@ func (r *Record) accept(one *Record) (int, error) {
 		switch {
 		case s.lost != "":
 			return 0, fmt.Errorf("%s", s.lost)
-		case s.isCode, s.taken:
+		case s.taken:
 			return 0, fmt.Errorf("something else was done in it (event %d)", s.seq)
 		case s.process != nil, s.call != nil:
 			did = append(did, Step{Process: s.process, Call: s.call})
@@ -161,6 +167,8 @@ func (s Step) differs(did Step) string {
 	switch {
 	case p.ID != q.ID:
 		return "another process"
+	case !p.Code.same(q.Code):
+		return "other code, or elsewhere"
 	case !slices.Equal(p.Argv, q.Argv):
 		return "other arguments"
 	case p.Dir != q.Dir || p.User != q.User:
@@ -171,4 +179,16 @@ func (s Step) differs(did Step) string {
 		return "other input"
 	}
 	return ""
+}
+
+// same reports whether two runs executed the same, in an interpreter that was made in the same way.
+func (c *Code) same(d *Code) bool {
+	if c == nil || d == nil {
+		return c == d
+	}
+	a, b := c.Context, d.Context
+	if (a == nil) != (b == nil) || c.Text != d.Text || c.Language != d.Language || c.Starts != d.Starts {
+		return false
+	}
+	return a == nil || a.ID == b.ID && a.Language == b.Language && a.Dir == b.Dir && a.User == b.User && sameSet(a.Env, b.Env)
 }

@@ -15,6 +15,7 @@ const (
 	PartStdout   Part = "stdout"
 	PartStderr   Part = "stderr"
 	PartTerminal Part = "terminal"
+	PartResults  Part = "results" // of code: values and errors, a line of JSON each
 	PartFiles    Part = "files"
 )
 
@@ -76,13 +77,18 @@ func compareEnds(a, b *Process) []Difference {
 func (p *Process) ending() string {
 	switch p.End {
 	case "exited":
-		return fmt.Sprintf("exit code %d", p.Code)
+		return fmt.Sprintf("exit code %d", p.ExitCode)
 	case "signaled":
 		return fmt.Sprintf("signal %d", p.Signal)
 	case "failed":
+		if p.Code != nil {
+			return "an error"
+		}
 		return "not started: " + p.Problem
 	case "":
 		return "none"
+	case "driver_ended":
+		return fmt.Sprintf("its interpreter ended (exit code %d, signal %d)", p.ExitCode, p.Signal)
 	}
 	return strings.ReplaceAll(p.End, "_", " ")
 }
@@ -133,10 +139,8 @@ func (p *Process) whole(part Part, at int) int64 {
 
 // lines splits text behind its line feeds.
 func lines(b []byte) []string {
-	if len(b) == 0 {
-		return nil
-	}
-	return strings.SplitAfter(strings.TrimSuffix(string(b), "\n"), "\n")
+	out := strings.SplitAfter(string(b), "\n")
+	return out[:len(out)-1+min(len(out[len(out)-1]), 1)] // without what is empty behind the last one
 }
 
 // partial reports whether only the beginning and the end of an output are kept.
@@ -160,7 +164,7 @@ type outcome struct {
 func compare(a, b side, pairs *pairing) outcome {
 	n := newNormaliser(a, b, pairs)
 	o := outcome{diffs: compareEnds(a.p, b.p)}
-	for _, part := range []Part{PartStdout, PartStderr, PartTerminal} {
+	for _, part := range []Part{PartStdout, PartStderr, PartTerminal, PartResults} {
 		o.diffs = append(o.diffs, n.compareOutput(part)...)
 	}
 	files, compared := n.compareFiles()

@@ -64,6 +64,9 @@ func (c *changes) named() bool { return c.count() == 0 || len(c.Files) > 0 }
 // is not known on one side there is nothing to compare.
 func (n *normaliser) compareFiles() (diffs []Difference, compared bool) {
 	x, y := n.a.p.changes, n.b.p.changes
+	if n.a.p.unstarted() && n.b.p.unstarted() {
+		return nil, true
+	}
 	if x.count() < 0 || y.count() < 0 {
 		return nil, false
 	}
@@ -73,7 +76,7 @@ func (n *normaliser) compareFiles() (diffs []Difference, compared bool) {
 		}
 		return diffs, true
 	}
-	left, right, both := align(x.Files, y.Files)
+	left, right, both := align(n.without(x.Files), n.without(y.Files))
 	for _, pair := range both {
 		diffs = append(diffs, n.changes(pair[0], pair[1])...)
 	}
@@ -94,6 +97,21 @@ func (n *normaliser) compareFiles() (diffs []Difference, compared bool) {
 		diffs = append(diffs, Difference{Part: PartFiles, Recorded: fmt.Sprintf("%d more files", x.More), Replayed: fmt.Sprintf("%d more files", y.More)})
 	}
 	return diffs, true
+}
+
+// without leaves out the directories that git sorts objects into, by the first two digits of ids that hold times.
+func (n *normaliser) without(files []fileChange) []fileChange {
+	if !n.git {
+		return files
+	}
+	return slices.DeleteFunc(slices.Clone(files), func(f fileChange) bool {
+		_, digits, found := strings.Cut(f.Path, "/objects/")
+		sorted := found && f.Type == "dir" && len(digits) == 2 && span(digits, isHex) == 2
+		if sorted {
+			n.use(normGit)
+		}
+		return sorted
+	})
 }
 
 // align pairs changes of the same paths, and returns the others.

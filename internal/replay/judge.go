@@ -28,6 +28,7 @@ type Result struct {
 	Process string   `json:"process"`
 	Event   uint64   `json:"event"` // that of its start
 	Argv    []string `json:"argv,omitempty"`
+	Code    string   `json:"code,omitempty"` // of a run of code
 	Verdict Verdict  `json:"verdict"`
 	// Normalisers are those that were needed; set with Normalised.
 	Normalisers []string `json:"normalisers,omitempty"`
@@ -85,6 +86,9 @@ func (r *Record) Judge(p Plan, runs ...Run) []Result {
 	var out []Result
 	for _, one := range p.Wanted {
 		res := Result{Process: one.ID, Event: one.Event, Argv: one.Argv}
+		if one.Code != nil {
+			res.Code = one.Code.Text
+		}
 		if why := p.Not[one.ID]; why != "" {
 			res.Verdict, res.Reason = NotAttempted, why
 		} else {
@@ -148,7 +152,7 @@ func (res *Result) differs(first, second, between []Difference) {
 		return slices.ContainsFunc(list, func(e Difference) bool { return e.key() == d.key() || e.Part == d.Part && (e.loose() || d.loose()) })
 	}
 	for i := range first {
-		if in(second, first[i]) && !in(between, first[i]) {
+		if in(second, first[i]) && !in(between, first[i]) && !first[i].otherFile(between) {
 			res.Verdict, res.Difference, res.More = Diverged, &first[i], len(first)-1
 			return
 		}
@@ -159,6 +163,14 @@ func (res *Result) differs(first, second, between []Difference) {
 		return
 	}
 	res.Reason = "its runs differ from each other where they differ from the record, at " + first[0].Where()
+}
+
+// otherFile reports whether it is a file that is not there, where the runs differ in which files are: its name may be another
+// one each time.
+func (d Difference) otherFile(between []Difference) bool {
+	return d.Part == PartFiles && d.Replayed == "" && slices.ContainsFunc(between, func(e Difference) bool {
+		return e.Part == PartFiles && (e.Recorded == "" || e.Replayed == "")
+	})
 }
 
 // loose reports whether a difference stands for all that comes behind it: lines, or files, that are not paired any more.

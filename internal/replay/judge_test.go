@@ -55,7 +55,7 @@ func TestVerdicts(t *testing.T) {
 		{
 			name: "another file each time", was: ran{files: []object{file("created", "/a", 3)}},
 			one: ran{files: []object{file("created", "/b", 3)}}, two: ran{files: []object{file("created", "/c", 3)}},
-			want: "diverged at file /a", // which is missing both times
+			want: "unstable: its runs differ from each other where they differ from the record, at file /a",
 		},
 		{name: "files not recorded", was: ran{unknown: true}, one: ran{files: []object{file("created", "/b", 3)}}, want: "reproduced"},
 		{name: "killed from outside", was: ran{end: "canceled"}, want: "not attempted because it was ended from outside"},

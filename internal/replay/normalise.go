@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"slices"
 	"strings"
 	"time"
 )
@@ -33,6 +34,14 @@ type side struct {
 func (s side) window() (from, to time.Time) {
 	const slack = 2 * time.Second // clocks are read at other moments than events are recorded
 	return s.r.Begun.Add(-slack), s.p.Ended.Add(slack)
+}
+
+// zone is how far east of UTC the process's times are: as far as is given, or as its run has set.
+func (s side) zone(given time.Duration) time.Duration {
+	if s.r.Settings.Labels[LabelRun] != "" && slices.Contains(s.p.Env, VariedEnv) {
+		return variedOffset
+	}
+	return given
 }
 
 // lasted is how long the process could have measured anything to take.
@@ -236,8 +245,14 @@ type matcher struct {
 
 func (n *normaliser) matchers() []matcher {
 	return []matcher{
-		{normTimes, n.times}, {normHost, n.host}, {normTemporary, n.temporary}, {normAddresses, n.addresses},
-		{normDurations, n.durations}, {normPIDs, n.pids}, {normInodes, n.inode}, {normGit, n.gitID},
+		{normTimes, n.times},
+		{normHost, n.host},
+		{normTemporary, n.temporary},
+		{normAddresses, n.addresses},
+		{normDurations, n.durations},
+		{normPIDs, n.pids},
+		{normInodes, n.inode},
+		{normGit, n.gitID},
 	}
 }
 

@@ -105,8 +105,10 @@ func TestNamesStandForOneAnother(t *testing.T) {
 		t.Fatal("two names don't fit")
 	}
 	for _, pair := range [][2]string{
-		{"/tmp/tmp.Xa8kQ0pL3z", "/tmp/tmp.Zz1mR7tY2c"}, {"/tmp/tmp.Qq8kQ0pL3z", "/tmp/tmp.Bw1mR7tY2c"},
-		{"1a2b3c4", "aaaaaaa"}, {"bbbbbbb", "9f8e7d6"},
+		{"/tmp/tmp.Xa8kQ0pL3z", "/tmp/tmp.Zz1mR7tY2c"},
+		{"/tmp/tmp.Qq8kQ0pL3z", "/tmp/tmp.Bw1mR7tY2c"},
+		{"1a2b3c4", "aaaaaaa"},
+		{"bbbbbbb", "9f8e7d6"},
 	} {
 		if n.same(pair[0], pair[1]) {
 			t.Errorf("%q stands for %q, which others stand for", pair[0], pair[1])

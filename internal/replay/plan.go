@@ -42,7 +42,10 @@ type Choice struct {
 // Plan says which processes can be run again, and from where: the last state before each one that is kept, or else the one
 // that the sandbox began with.
 func (r *Record) Plan(c Choice) Plan {
-	p := planner{r: r, c: c, plan: Plan{Not: map[string]string{}}, all: r.general(c)}
+	p := planner{
+		r: r, c: c, plan: Plan{Not: map[string]string{}}, all: r.general(c),
+		ran: map[interpreter]bool{}, spoiled: map[interpreter]string{},
+	}
 	for _, one := range r.Processes() {
 		if len(c.Processes) == 0 || slices.Contains(c.Processes, one.ID) {
 			p.plan.Wanted = append(p.plan.Wanted, one)
@@ -87,6 +90,16 @@ type planner struct {
 	all  string // why nothing can be run
 	lost string // why nobody knows what files are at this point
 	open Segment
+	// ran are interpreters that have run code in the open segment, and spoiled those that have run some that is not run
+	// again, with the reason.
+	ran     map[interpreter]bool
+	spoiled map[interpreter]string
+}
+
+// interpreter is one that keeps what code left in it.
+type interpreter struct {
+	context *Context
+	starts  int
 }
 
 func (p *planner) wanted(one *Process) bool { return slices.Contains(p.plan.Wanted, one) }
@@ -104,22 +117,22 @@ func (p *planner) cut() {
 		p.plan.Segments = append(p.plan.Segments, p.open)
 	}
 	p.open = Segment{}
+	for i := range p.ran {
+		p.spoiled[i] = "its interpreter had run code before, in files that this replay does not begin with"
+	}
+	clear(p.ran)
 }
 
 func (p *planner) take(s *step) {
 	switch {
 	case s.commit != "":
 		// A commit that is not needed is none to depend on: it may be gone.
-		if s.taken || p.lost != "" || !p.needed() {
+		if s.taken || p.lost != "" || !p.needed() && len(p.ran) == 0 {
 			p.cut()
 			p.open.Commit, p.lost = s.commit, ""
 		}
 	case s.lost != "":
 		p.lost = cmp.Or(p.lost, s.lost)
-	case s.isCode:
-		if n := s.code.count(); n != 0 {
-			p.lost = cmp.Or(p.lost, fmt.Sprintf("code was run before it (event %d) that %s, and code is not run again", s.seq, changed(n)))
-		}
 	case s.call != nil:
 		p.open.Steps = append(p.open.Steps, Step{Call: s.call})
 	case s.process != nil:
@@ -133,15 +146,25 @@ func (p *planner) needed() bool {
 }
 
 func (p *planner) process(one *Process) {
-	why := cmp.Or(p.all, p.lost, one.not(p.c))
+	in := interpreter{}
+	if one.Code != nil && one.Code.Context != nil {
+		in = interpreter{one.Code.Context, one.Code.Starts}
+	}
+	why := cmp.Or(p.all, p.lost, p.spoiled[in], one.not(p.c))
 	if why == "" {
 		p.open.Steps = append(p.open.Steps, Step{Process: one})
+		if in.context != nil {
+			p.ran[in] = true
+		}
 		return
+	}
+	if in.context != nil {
+		p.spoiled[in] = fmt.Sprintf("%s before it in the same interpreter is not run again", one.ID)
 	}
 	if p.wanted(one) {
 		p.plan.Not[one.ID] = why
 	}
-	if n := one.changes.count(); n != 0 && one.End != "failed" {
+	if n := one.changes.count(); n != 0 && !one.unstarted() {
 		p.lost = cmp.Or(p.lost, fmt.Sprintf("it began with files that can't be had: %s before it, which is not run again, %s", one.ID, changed(n)))
 	}
 }
@@ -156,6 +179,17 @@ func changed(n int) string {
 	return fmt.Sprintf("changed %d files", n)
 }
 
+// env names the variables that it was given, and its context.
+func (p *Process) env() []string {
+	if p.Code == nil || p.Code.Context == nil {
+		return p.Env
+	}
+	return append(p.Env[:len(p.Env):len(p.Env)], p.Code.Context.Env...)
+}
+
+// unstarted reports whether it could not be started.
+func (p *Process) unstarted() bool { return p.Code == nil && p.End == "failed" }
+
 // not says why a process can't be run again; "": it can.
 func (p *Process) not(c Choice) string {
 	switch {
@@ -165,11 +199,11 @@ func (p *Process) not(c Choice) string {
 		return p.unknown[0]
 	case p.tty:
 		return "it had a terminal, and what was typed there is not recorded"
-	case missing(p.Env, c.Env) != "":
-		return "the values of its environment are not in the record: give --env " + missing(p.Env, c.Env)
+	case missing(p.env(), c.Env) != "":
+		return "the values of its environment are not in the record: give --env " + missing(p.env(), c.Env)
 	case p.End == "":
 		return "it has not ended"
-	case p.End == "canceled", p.End == "sandbox_stopped", p.End == "lost":
+	case p.End == "canceled", p.End == "interrupted", p.End == "sandbox_stopped", p.End == "lost":
 		return "it was ended from outside (" + p.ending() + "), which is no outcome of its own"
 	case p.beside != "":
 		return "it ran at the same time as " + p.beside + ", and what they did to each other is not recorded"

@@ -132,20 +132,32 @@ func TestPlan(t *testing.T) {
 			not: map[string]string{"a": "the sandbox had a folder of the host at /workspace"},
 		},
 		{
-			name: "code that changed nothing", record: func(w *tape) {
-				w.add("run.started", "", object{"server": object{"run": "r"}})
-				w.add("run.ended", "", object{"server": object{"run": "r"}})
-				w.add("files.changed", "", object{"server": object{"run": "r"}})
+			name: "code", record: func(w *tape) {
+				w.add("context.created", "", object{"server": object{"context": "c", "language": "python"}, "guest": object{"pid": 3}})
+				w.code("r1", "c", "x = 1", nil)
+				w.code("r2", "c", "x", nil)
 				w.run(sh("a"))
-			}, want: "[a]",
+			}, want: "[r1 r2 a]",
 		},
 		{
-			name: "code that changed something", record: func(w *tape) {
-				w.add("run.started", "", object{"server": object{"run": "r"}})
-				w.add("run.ended", "", object{"server": object{"run": "r"}})
-				w.add("files.changed", "", object{"server": object{"run": "r", "created": 2}})
+			name: "code whose interpreter has run other code", record: func(w *tape) {
+				w.add("context.created", "", object{"server": object{"context": "c", "language": "python"}})
+				w.code("r1", "c", "x = 1", object{"env": []string{"KEY"}})
+				w.code("r2", "c", "x", nil)
+				w.add("context.restarted", "", object{"server": object{"context": "c"}})
+				w.code("r3", "c", "y", nil)
 				w.run(sh("a"))
-			}, not: map[string]string{"a": "code was run before it (event 3) that changed 2 files"},
+			}, want: "[r3 a]", not: map[string]string{
+				"r1": "the values of its environment are not in the record", "r2": "r1 before it in the same interpreter is not run again",
+			},
+		},
+		{
+			name: "code after a commit that its interpreter is older than", record: func(w *tape) {
+				w.add("context.created", "", object{"server": object{"context": "c", "language": "python"}})
+				w.code("r1", "c", "x = 1", nil)
+				w.add("commit.made", "", object{"server": object{"commit": "cmt_1"}})
+				w.code("r2", "c", "x", nil)
+			}, choice: Choice{Processes: []string{"r2"}}, want: "[r1 r2]",
 		},
 		{
 			name: "files through the API", record: func(w *tape) {
@@ -271,11 +283,12 @@ func TestForgedReplays(t *testing.T) {
 			w.add("directory.made", "", object{"server": object{"path": "/forged", "mode": "0755"}})
 			whole(w)
 		}},
-		{name: "code", want: "something else", do: func(w *tape) {
-			w.add("run.started", "", object{"server": object{"run": "r"}})
+		{name: "code", want: "steps were done", do: func(w *tape) {
+			w.add("context.created", "", object{"server": object{"context": "c", "language": "python"}})
+			w.code("r", "c", "forge()", nil)
 			whole(w)
 		}},
-		{name: "a checkout", want: "something else", do: func(w *tape) {
+		{name: "a checkout", want: "something else was done", do: func(w *tape) {
 			w.add("sandbox.checkout", "", object{"server": object{"commit": "cmt_forged"}})
 			whole(w)
 		}},

@@ -54,15 +54,15 @@ type Record struct {
 	// Begun is when it was made; no file that it changed is older.
 	Begun time.Time
 
-	steps []*step
-	byID  map[string]*Process
-	runs  map[string]*step // of code, by id
-	open  map[string]bool  // what has begun and not ended
-	last  uint64
-	bad   string // why it is no record to go by
+	steps    []*step
+	byID     map[string]*Process
+	contexts map[string]*Context
+	open     map[string]bool // what has begun and not ended
+	last     uint64
+	bad      string // why it is no record to go by
 }
 
-// step is something that was done in a sandbox, in order. One of process, call, commit and code is set, or lost alone.
+// step is something that was done in a sandbox, in order. One of process, call and commit is set, or lost alone.
 type step struct {
 	seq     uint64
 	process *Process
@@ -70,15 +70,15 @@ type step struct {
 	// commit is one that was made of the files as they were then, or with taken, whose files took their place.
 	commit string
 	taken  bool
-	code   *changes // what a run of code changed; nil: not known
-	isCode bool
 	// lost says why nobody knows from here on what files were.
 	lost string
 }
 
-// Process is one process of a record.
+// Process is one process of a record, or one run of code.
 type Process struct {
 	ID string
+	// Code is set for a run of code; then Argv, Dir and User are not.
+	Code *Code
 	// Event and EndEvent are the counters of its start, or of the failure to start, and of its end.
 	Event, EndEvent uint64
 	Began, Ended    time.Time
@@ -89,18 +89,35 @@ type Process struct {
 	Stdin           []byte
 	PID             int
 
-	// End is how it ended, with Code or Signal where that was seen; "failed": it could not be started, for Problem.
-	End     string
-	Code    int
-	Signal  int
-	Problem string
-	output  map[string]content
+	// End is how it ended, with ExitCode or Signal where that was seen; "failed": it could not be started, for Problem.
+	End      string
+	ExitCode int
+	Signal   int
+	Problem  string
+	output   map[string]content
 
 	changes *changes // nil: not recorded
 	unknown []string // what of the above is not in the record, and why
 	tty     bool
 	beside  string   // another one that was alive at the same time
 	reached []string // what it reached in the network
+}
+
+// Code is what a run executed, and where.
+type Code struct {
+	Text, Language string
+	// Context is where it ran, as it was then; nil: in a fresh interpreter of its own.
+	Context *Context
+	// Starts is how often the context's interpreter had been started before, from 0.
+	Starts int
+}
+
+// Context is an interpreter that kept its variables between runs.
+type Context struct {
+	ID, Language, Dir, User string
+	Env                     []string // names
+
+	starts, pid int
 }
 
 // content is a body.
@@ -141,12 +158,14 @@ type facts struct {
 	TimeoutMS int64       `json:"timeout_ms"`
 	PID       int         `json:"pid"`
 	End       string      `json:"end"`
-	Code      int         `json:"code"`
 	Signal    int         `json:"signal"`
 	Error     string      `json:"error"`
 	Missed    int64       `json:"missed"`
 	Unread    bool        `json:"output_unread"`
 	Run       string      `json:"run"`
+	Context   string      `json:"context"`
+	Language  string      `json:"language"`
+	Fresh     bool        `json:"fresh"`
 	Commit    string      `json:"commit"`
 	Path      string      `json:"path"`
 	To        string      `json:"to"`
@@ -162,12 +181,13 @@ type facts struct {
 	Stderr    *bundle.Ref `json:"stderr"`
 	Terminal  *bundle.Ref `json:"terminal"`
 	Content   *bundle.Ref `json:"content"`
+	Results   *bundle.Ref `json:"results"`
 }
 
 // Add takes the next event of a bundle, with the bodies that are there: it fits bundle.Options.
 func (r *Record) Add(raw json.RawMessage, bodies []bundle.Body) {
 	if r.byID == nil {
-		r.byID, r.runs, r.open = map[string]*Process{}, map[string]*step{}, map[string]bool{}
+		r.byID, r.contexts, r.open = map[string]*Process{}, map[string]*Context{}, map[string]bool{}
 	}
 	e := event{bodies: bodies}
 	if err := json.Unmarshal(raw, &e); err != nil {
@@ -208,7 +228,7 @@ func (r *Record) take(e event) error {
 		return e.said("server", &r.Settings)
 	}
 	switch kind, _, _ := strings.Cut(e.Type, "."); kind {
-	case "sandbox", "process", "run", "file", "directory", "files", "network", "commit", "gap":
+	case "sandbox", "process", "context", "run", "file", "directory", "files", "network", "commit", "gap":
 	default:
 		return nil
 	}
@@ -236,14 +256,17 @@ func (r *Record) take(e event) error {
 	case "process.started", "process.failed":
 		r.started(e, s, g)
 	case "process.ended":
-		return r.ended(e, s, g)
+		return r.ended(e, e.Process, s, g)
+	case "context.created":
+		r.contexts[s.Context] = &Context{ID: s.Context, Language: s.Language, Dir: s.Dir, User: s.User, Env: s.Env, pid: g.PID}
+	case "context.restarted":
+		if c := r.contexts[s.Context]; c != nil {
+			c.starts, c.pid = c.starts+1, g.PID
+		}
 	case "run.started":
-		st := &step{seq: e.Seq, isCode: true}
-		r.runs[s.Run] = st
-		r.begin(s.Run)
-		r.steps = append(r.steps, st)
+		return r.ranCode(e, s)
 	case "run.ended":
-		delete(r.open, s.Run)
+		return r.ended(e, s.Run, s, g)
 	case "file.written", "file.removed", "file.moved", "file.mode", "directory.made":
 		r.called(e, s, g)
 	case "network.opened", "network.request": // what was refused is refused again
@@ -255,6 +278,9 @@ func (r *Record) take(e event) error {
 // begin notes that a process or a run is alive, beside whatever else is.
 func (r *Record) begin(id string) {
 	for other := range r.open {
+		if a, b := r.byID[id], r.byID[other]; a != nil && b != nil && a.follows(b) {
+			continue
+		}
 		for _, pair := range [][2]string{{id, other}, {other, id}} {
 			if p := r.byID[pair[0]]; p != nil {
 				p.beside = cmp.Or(p.beside, pair[1])
@@ -262,6 +288,45 @@ func (r *Record) begin(id string) {
 		}
 	}
 	r.open[id] = true
+}
+
+// follows reports whether two runs are in one context, where each waits for the one before.
+func (p *Process) follows(q *Process) bool {
+	return p.Code != nil && q.Code != nil && p.Code.Context != nil && p.Code.Context == q.Code.Context
+}
+
+// ranCode takes the start of a run.
+func (r *Record) ranCode(e event, s facts) error {
+	p := &Process{
+		ID: s.Run, Event: e.Seq, Began: e.Time, Env: s.Env, Timeout: time.Duration(s.TimeoutMS) * time.Millisecond,
+		Code: &Code{Language: s.Language},
+	}
+	if !s.Fresh {
+		c := r.contexts[s.Context]
+		if c == nil {
+			p.unknown = append(p.unknown, "its context is not in the record")
+			c = &Context{ID: s.Context}
+		}
+		p.Code.Context, p.Code.Starts, p.PID = c, c.starts, c.pid
+	}
+	var body struct {
+		Code *bundle.Ref `json:"code"`
+	}
+	if err := e.said("server", &body); err != nil {
+		return err
+	}
+	switch code, why := e.body("server.code", body.Code); {
+	case why != "":
+		p.unknown = append(p.unknown, "its code is not in the record: "+why)
+	case code.bytes > int64(len(code.data)):
+		p.unknown = append(p.unknown, "its code is longer than what is kept of it")
+	default:
+		p.Code.Text = string(code.data)
+	}
+	r.byID[p.ID] = p
+	r.steps = append(r.steps, &step{seq: e.Seq, process: p})
+	r.begin(p.ID)
+	return nil
 }
 
 func (r *Record) started(e event, s, g facts) {
@@ -303,17 +368,20 @@ func (p *Process) given(e event, ref *bundle.Ref) {
 	}
 }
 
-func (r *Record) ended(e event, s, g facts) error {
-	p := r.byID[e.Process]
+func (r *Record) ended(e event, id string, s, g facts) error {
+	p := r.byID[id]
 	if p == nil {
-		return fmt.Errorf("process %s ends and has no start", e.Process)
+		return fmt.Errorf("%s ends and has no start", id)
 	}
 	delete(r.open, p.ID)
 	p.EndEvent, p.Ended = e.Seq, e.Time
-	p.End, p.Code, p.Signal, p.Problem = cmp.Or(s.End, g.End), g.Code, g.Signal, g.Error
+	p.End, p.Signal, p.Problem = cmp.Or(s.End, g.End), g.Signal, g.Error
+	if err := p.exited(e); err != nil {
+		return err
+	}
 	p.given(e, s.Stdin)
 	p.output = map[string]content{}
-	for name, ref := range map[string]*bundle.Ref{"stdout": g.Stdout, "stderr": g.Stderr, "terminal": g.Terminal} {
+	for name, ref := range map[string]*bundle.Ref{"stdout": g.Stdout, "stderr": g.Stderr, "terminal": g.Terminal, "results": g.Results} {
 		out, why := e.body("guest."+name, ref)
 		if why != "" {
 			p.unknown = append(p.unknown, "its output is not in the record: "+why)
@@ -325,6 +393,16 @@ func (r *Record) ended(e event, s, g facts) error {
 		p.unknown = append(p.unknown, "not all of its output was seen when it was recorded")
 	}
 	return nil
+}
+
+// exited reads its exit code; of a run, that is its interpreter's.
+func (p *Process) exited(e event) error {
+	var g struct {
+		Code int `json:"code"`
+	}
+	err := e.said("guest", &g)
+	p.ExitCode = g.Code
+	return err
 }
 
 // body returns content that an event speaks of, or why it is not there.
@@ -386,21 +464,13 @@ func (r *Record) changed(e event) error {
 	if err := e.said("server", c); err != nil {
 		return err
 	}
-	switch {
-	case c.Between:
-	case e.Process != "":
-		if p := r.byID[e.Process]; p != nil {
-			p.changes = c
-		}
-	case c.Run != "":
-		if st := r.runs[c.Run]; st != nil {
-			st.code = c
-		}
+	if p := r.byID[cmp.Or(e.Process, c.Run)]; p != nil && !c.Between {
+		p.changes = c
 	}
 	return nil
 }
 
-// Processes returns the processes in the order in which they began.
+// Processes returns the processes and the runs of code in the order in which they began.
 func (r *Record) Processes() []*Process {
 	var out []*Process
 	for _, s := range r.steps {
@@ -411,7 +481,7 @@ func (r *Record) Processes() []*Process {
 	return out
 }
 
-// Process returns a process by its id; nil: there is none.
+// Process returns a process or a run by its id; nil: there is none.
 func (r *Record) Process(id string) *Process { return r.byID[id] }
 
 // Problem says why it is no record to go by; "" where it is one.

@@ -113,6 +113,18 @@ func (w *tape) run(p ran) {
 	w.end(p)
 }
 
+// code is a run of code that said nothing.
+func (w *tape) code(id, context, text string, more object) {
+	ref, body := put("server.code", []byte(text))
+	server := object{"run": id, "context": context, "language": "python", "code": ref}
+	for k, v := range more {
+		server[k] = v
+	}
+	w.add("run.started", "", object{"server": server}, body)
+	w.add("run.ended", "", object{"server": object{"run": id, "context": context}, "guest": object{"end": "completed"}})
+	w.add("files.changed", "", object{"server": object{"run": id}})
+}
+
 // Times at which the recorded sandbox was made, and those of the runs.
 func madeAt() (record, first, second time.Time) {
 	record = time.Date(2026, 3, 9, 11, 58, 30, 0, time.UTC)

@@ -56,10 +56,16 @@ func (n *normaliser) times(p place) (la, lb int) {
 	if !isDigit(a[0]) && strings.IndexByte("SMTWFJADON", a[0]) < 0 {
 		return 0, 0
 	}
+	endsA, endsB := ends(a), ends(b)
 	for _, l := range layouts() {
-		x, la := l.read(a)
-		y, lb := l.read(b)
-		if la > 0 && lb > 0 && l.fit(x, y, n.a, n.b) {
+		if isDigit(l.form[0]) != isDigit(a[0]) && l.form[0] != '_' || isDigit(a[0]) != isDigit(b[0]) {
+			continue
+		}
+		x, la := l.read(a, endsA)
+		if la == 0 {
+			continue
+		}
+		if y, lb := l.read(b, endsB); lb > 0 && l.fit(x, y, n.a, n.b) {
 			return la, lb
 		}
 	}
@@ -67,10 +73,10 @@ func (n *normaliser) times(p place) (la, lb int) {
 }
 
 // read reads a time at the beginning of s. A fraction of a second may stand where the layout has seconds.
-func (l layout) read(s string) (time.Time, int) {
-	for _, end := range ends(s) {
-		if end < len(l.form)-8 || end > len(l.form)+16 {
-			continue
+func (l layout) read(s string, ends []int) (time.Time, int) {
+	for _, end := range ends {
+		if end < max(len("15:04"), len(l.form)-8) || end > len(l.form)+16 || l.form[0] == '2' && isDigit(l.form[4]) != isDigit(s[4]) {
+			continue // which the parser would find out, later
 		}
 		if t, err := time.Parse(l.form, s[:end]); err == nil {
 			return t, end
@@ -95,8 +101,8 @@ func (l layout) fit(x, y time.Time, a, b side) bool {
 	if l.zoned {
 		return l.within(x, 0, a) && l.within(y, 0, b)
 	}
-	for zone := time.Duration(0); zone <= maxZone; zone += 15 * time.Minute {
-		if l.within(x, zone, a) && l.within(y, zone, b) || l.within(x, -zone, a) && l.within(y, -zone, b) {
+	for zone := -maxZone; zone <= maxZone; zone += 15 * time.Minute {
+		if l.within(x, a.zone(zone), a) && l.within(y, b.zone(zone), b) {
 			return true
 		}
 	}

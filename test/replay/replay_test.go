@@ -13,14 +13,19 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(stage.Main(m)) }
 
-// report is what replay says to programs.
-type report struct {
+// counts are how many processes there are of each verdict.
+type counts struct {
 	Reproduced   int `json:"reproduced"`
 	Normalised   int `json:"normalised"`
 	Diverged     int `json:"diverged"`
 	Unstable     int `json:"unstable"`
 	NotAttempted int `json:"not_attempted"`
-	Processes    []struct {
+}
+
+// report is what replay says to programs.
+type report struct {
+	counts
+	Processes []struct {
 		Process    string   `json:"process"`
 		Argv       []string `json:"argv"`
 		Verdict    string   `json:"verdict"`
@@ -83,15 +88,13 @@ func ordinary(t *testing.T, s *stage.Stage, list []string) report {
 	}
 	out, _ = s.CLI("", "verify", s.Dir+"/bundle", "--replay", s.Dir+"/runs", "--json")
 	var verified struct {
-		Reproduced report `json:"reproduced"`
+		Reproduced counts `json:"reproduced"`
 	}
 	if err := json.Unmarshal([]byte(out), &verified); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	again := verified.Reproduced
-	r.Processes, again.Processes = nil, nil
-	if again.Reproduced != r.Reproduced || again.Normalised != r.Normalised || again.Diverged != r.Diverged || again.Unstable != r.Unstable {
-		t.Errorf("verify says %+v, and replay %+v", again, r)
+	if verified.Reproduced != r.counts {
+		t.Errorf("verify says %+v, and replay %+v", verified.Reproduced, r.counts)
 	}
 	return r
 }
@@ -103,6 +106,40 @@ func TestOrdinaryCommands(t *testing.T) {
 	r := ordinary(t, stage.Start(t), list)
 	if good := r.Reproduced + r.Normalised; good != len(list) {
 		t.Errorf("%d of %d are reproduced", good, len(list))
+	}
+}
+
+// TestCode runs code again, in contexts that keep variables, with one that was started anew, and in fresh interpreters.
+func TestCode(t *testing.T) {
+	s := stage.Start(t)
+	sb, err := s.Sandboxes.Create(t.Context(), &client.CreateRequest{FileChanges: "full", NoNetwork: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(spec *client.CodeSpec) {
+		t.Helper()
+		if _, err := s.Contexts.Run(t.Context(), sb.GetId(), spec, client.CodeOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(&client.CodeSpec{Code: "x = 41"})
+	run(&client.CodeSpec{Code: "import time; print(time.time()); x + 1"})
+	run(&client.CodeSpec{Code: "x / 0"})
+	run(&client.CodeSpec{Language: "bash", Code: "y=1; echo $y > note"})
+	run(&client.CodeSpec{Code: "open('note').read()"})
+	if _, err := s.Contexts.Restart(t.Context(), sb.GetId(), "python"); err != nil {
+		t.Fatal(err)
+	}
+	run(&client.CodeSpec{Code: "'x' in globals()"})
+	run(&client.CodeSpec{Code: "print(6*7)", Fresh: true})
+	run(&client.CodeSpec{Id: "random", Code: "import random; random.random()"})
+	out, _ := s.CLI("", "replay", sb.GetId(), "--json")
+	var r report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if want := (counts{Reproduced: 6, Normalised: 1, Unstable: 1}); r.counts != want {
+		t.Errorf("%+v, want %+v: %s", r.counts, want, out)
 	}
 }
 
