@@ -44,9 +44,9 @@ remains open. The server's lies in its keys directory (journal.pub), and "casema
 --json" shows it. A head is a file of "casemate journal checkpoint", or the header Casemate-Checkpoint of
 any answer, or several of these, one a line, as in the files that "casemate serve --anchor" writes.
 
-A replay is the bundle of a sandbox in which "casemate replay --save" ran processes again, or the directory with
-all of them. Each is verified as well, must be of the same log, and must have begun as the record did and done
-the same: then the verdicts are found anew from both.
+A replay is the bundle of a sandbox in which "casemate replay --save" ran processes again, or the directory
+with all of them. Each is verified as well, must be of the same log, and must have begun as the record did
+and done the same: then the verdicts are found anew from both.
 
 What only the guest saw is the word of a program inside the sandbox: the bundle proves that it was said.
 
