@@ -38,10 +38,11 @@ func (a *app) replayCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay [flags] SANDBOX|BUNDLE [PROCESS|RUN…]",
 		Short: "Run a sandbox's processes again, and compare",
-		Long: `Run the processes of a sandbox again, and code that ran in interpreters, all or those named, in fresh sandboxes from the state that the
-recorded one began with, and compare how each ended, what it said, and which files it changed. It is done
-twice: the second time with another host name, time zone and number of CPUs, and later, which tells a
-program that is different each time from a record that does not hold. There is no network.
+		Long: `Run the processes of a sandbox again, and code that ran in interpreters, all or those named, in fresh
+sandboxes from the state that the recorded one began with, and compare how each ended, what it said, and
+which files it changed. It is done twice: the second time with another host name, time zone and number of
+CPUs, and later, which tells a program that is different each time from a record that does not hold. There
+is no network.
 
   reproduced                       the outcome is the recorded one, byte for byte
   reproduced after normalising …   it is, but for times, process ids and the like, which are named
