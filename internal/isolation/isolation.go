@@ -261,8 +261,8 @@ type Instance interface {
 	// the instance is frozen, so that its files stay those that belong to the image, until Thaw; on error it is as it
 	// was before. What the image takes counts on the disk that dir lies on. It does not promise to survive a power
 	// loss before its files are flushed. Kinds: Unsupported, ResourceExhausted (no room), FailedPrecondition (the
-	// guest can't close its connections).
-	Checkpoint(ctx context.Context, dir string) error
+	// guest can't close its connections). It returns for how long the processes have stood still by then.
+	Checkpoint(ctx context.Context, dir string) (stood time.Duration, err error)
 	// Usage reads the kernel's accounting.
 	Usage(ctx context.Context) (Usage, error)
 	// Update changes limits of the running instance.

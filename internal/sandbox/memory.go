@@ -56,7 +56,7 @@ func (m *Manager) hibernate(ctx context.Context, actor string, b *box, still fun
 	if !m.HasImages(ctx, now.Spec.Isolation) {
 		return Sandbox{}, m.noImages(now.Spec.Isolation)
 	}
-	undo, bytes, err := m.image(ctx, b, now)
+	undo, _, bytes, err := m.image(ctx, b, now)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -104,41 +104,44 @@ func (m *Manager) noImages(name string) error {
 }
 
 // image makes the memory image of b, whose instance is frozen then, and its files at rest. What it returns lets it go on
-// without one, and the image's size. Preconditions: as hibernate's.
-func (m *Manager) image(ctx context.Context, b *box, now Sandbox) (*cleanup.Stack, int64, error) {
+// without one, since when it stands still, and the image's size. Preconditions: as hibernate's.
+func (m *Manager) image(ctx context.Context, b *box, now Sandbox) (*cleanup.Stack, time.Time, int64, error) {
 	if err := m.keepEnv(ctx, b); err != nil {
-		return nil, 0, err
+		return nil, time.Time{}, 0, err
 	}
 	if err := m.cfg.Roots.Flush(b.id, false); err != nil {
-		return nil, 0, err
+		return nil, time.Time{}, 0, err
 	}
 	return m.checkpoint(ctx, b, now)
 }
 
 // checkpoint is image without what is to be done before.
-func (m *Manager) checkpoint(ctx context.Context, b *box, now Sandbox) (*cleanup.Stack, int64, error) {
+func (m *Manager) checkpoint(ctx context.Context, b *box, now Sandbox) (*cleanup.Stack, time.Time, int64, error) {
+	var since time.Time
 	dir, err := m.cfg.Roots.NewMemory(b.id)
 	if err != nil {
-		return nil, 0, err
+		return nil, since, 0, err
 	}
 	undo := cleanup.New(func() { m.dropImage(b) })
 	defer undo.Run()
-	if err := b.inst.Checkpoint(ctx, dir); err != nil {
-		return nil, 0, cause(ctx, err)
+	stood, err := b.inst.Checkpoint(ctx, dir)
+	if err != nil {
+		return nil, since, 0, cause(ctx, err)
 	}
+	since = m.clock.Now().Add(-stood)
 	if now.State == Running {
 		undo.Add(func() { m.thaw(b) })
 	}
 	bytes := sizeOf(dir)
 	if err := m.cfg.Roots.KeepMemory(b.id); err != nil {
-		return nil, 0, err
+		return nil, since, 0, err
 	}
 	out := cleanup.New(func() { m.dropImage(b) })
 	if now.State == Running {
 		out.Add(func() { m.thaw(b) })
 	}
 	undo.Release()
-	return out, bytes, nil
+	return out, since, bytes, nil
 }
 
 // sizeOf is how many bytes the files in a directory of the server's own have.
@@ -201,17 +204,18 @@ func (m *Manager) keepWithMemory(ctx context.Context, b *box, now Sandbox, plan 
 		}
 	}()
 	var frozen time.Duration
-	var began time.Time
+	var since time.Time
 	var saved error
 	layer, err := m.cfg.Roots.Commit(ctx, b.id, plan, func() error {
-		began = m.clock.Now()
-		saved = cause(ctx, b.inst.Checkpoint(ctx, dir))
-		return saved
+		var stood time.Duration
+		stood, saved = b.inst.Checkpoint(ctx, dir)
+		since = m.clock.Now().Add(-stood)
+		return cause(ctx, saved)
 	}, func() error {
 		if now.State == Running {
 			m.thaw(b)
 		}
-		frozen = m.clock.Now().Sub(began)
+		frozen = m.clock.Now().Sub(since)
 		return nil
 	})
 	if errs.Is(saved, errs.ResourceExhausted) { // it took more than was to be expected
@@ -226,14 +230,14 @@ func (m *Manager) keepWithMemory(ctx context.Context, b *box, now Sandbox, plan 
 // keepWithMemoryOnDisk is keepWithMemory where the image is written while b stands still.
 func (m *Manager) keepWithMemoryOnDisk(ctx context.Context, b *box, now Sandbox, plan rootfs.Plan) (rootfs.Layer, time.Duration, error) {
 	var undo *cleanup.Stack
-	began := m.clock.Now()
 	var frozen time.Duration
+	var since time.Time
 	layer, err := m.cfg.Roots.Commit(ctx, b.id, plan, func() (err error) {
-		undo, _, err = m.checkpoint(ctx, b, now)
+		undo, since, _, err = m.checkpoint(ctx, b, now)
 		return err
 	}, func() error {
 		undo.Run() // the layer has the image
-		frozen = m.clock.Now().Sub(began)
+		frozen = m.clock.Now().Sub(since)
 		return nil
 	})
 	return layer, frozen, err

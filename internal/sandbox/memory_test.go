@@ -274,8 +274,9 @@ type mortalInstance struct {
 	*mortal
 }
 
-func (i mortalInstance) Checkpoint(ctx context.Context, dir string) error {
-	return i.step("save", func() error { return i.Instance.Checkpoint(ctx, dir) })
+func (i mortalInstance) Checkpoint(ctx context.Context, dir string) (stood time.Duration, err error) {
+	err = i.step("save", func() error { stood, err = i.Instance.Checkpoint(ctx, dir); return err })
+	return stood, err
 }
 
 func (i mortalInstance) Destroy(ctx context.Context) error {

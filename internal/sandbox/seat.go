@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
@@ -134,11 +135,8 @@ func (s *seat) Thaw(ctx context.Context) error {
 }
 
 // Checkpoint implements isolation.Instance.
-func (s *seat) Checkpoint(ctx context.Context, dir string) error {
-	if inst := s.now(); inst != nil {
-		return inst.Checkpoint(ctx, dir)
-	}
-	return errAsleep()
+func (s *seat) Checkpoint(ctx context.Context, dir string) (time.Duration, error) {
+	return orAsleep(s, func(i isolation.Instance) (time.Duration, error) { return i.Checkpoint(ctx, dir) })
 }
 
 // Usage implements isolation.Instance.

@@ -53,28 +53,28 @@ func (b *Backend) images() bool {
 }
 
 // Checkpoint implements isolation.Instance, where the capabilities name isolation.MemoryImages.
-func (i *instance) Checkpoint(_ context.Context, dir string) error {
+func (i *instance) Checkpoint(_ context.Context, dir string) (time.Duration, error) {
 	if !i.backend.images() {
-		return isolation.NoMemoryImages(i.backend.name)
+		return 0, isolation.NoMemoryImages(i.backend.name)
 	}
 	i.backend.mu.Lock()
 	fail := i.backend.faults.FailCheckpoint
 	i.backend.mu.Unlock()
 	if fail != nil {
-		return fail
+		return 0, fail
 	}
 	i.machine.cut()
 	if err := i.machine.freeze(true); err != nil {
-		return err
+		return 0, err
 	}
 	data, err := json.Marshal(i.machine.image(i.backend.name))
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, imageFile), data, 0o600)
 	}
 	if err != nil {
-		return errors.Join(err, i.machine.freeze(false))
+		return 0, errors.Join(err, i.machine.freeze(false))
 	}
-	return nil
+	return 0, nil
 }
 
 // cut closes all connections.

@@ -49,9 +49,9 @@ const aboutVersion = 1
 const maxAbout = 1 << 20
 
 // Checkpoint implements isolation.Instance.
-func (i *Instance) Checkpoint(ctx context.Context, dir string) (err error) {
+func (i *Instance) Checkpoint(ctx context.Context, dir string) (stood time.Duration, err error) {
 	if len(i.record.Bundle) == 0 {
-		return errs.New(errs.Unsupported, "the sandbox was started by an earlier version of Casemate, whose sandboxes have no memory images").
+		return 0, errs.New(errs.Unsupported, "the sandbox was started by an earlier version of Casemate, whose sandboxes have no memory images").
 			WithHint("commit its files and start it anew")
 	}
 	a := i.Applied()
@@ -59,41 +59,41 @@ func (i *Instance) Checkpoint(ctx context.Context, dir string) (err error) {
 	defer undo.Run()
 	u, err := i.Usage(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	image, err := openFiles(dir, u.MemoryBytes)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer image.close()
-	thaw, err := i.quiet(ctx)
+	since, thaw, err := i.quiet(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	undo.Add(func() { err = errors.Join(err, thaw()) })
 	if err := i.save(ctx, image); err != nil {
-		return err
+		return 0, err
 	}
 	if err := writeAbout(dir, about{
 		Version: aboutVersion, Runsc: i.record.Version, Profile: a.Profile, Network: i.record.Network, Limits: i.limitsNow(),
 		Bundle: i.record.Bundle, Walls: isolation.ImageWalls{Capabilities: a.Capabilities, NoNewPrivs: a.NoNewPrivs},
 		Made: time.Now().UTC(),
 	}); err != nil {
-		return err
+		return 0, err
 	}
 	undo.Release()
-	return nil
+	return time.Since(since), nil
 }
 
-// quiet brings the guest to close its connections, and freezes the sandbox before another can come. What it returns
-// makes it as it was.
-func (i *Instance) quiet(ctx context.Context) (back func() error, err error) {
+// quiet brings the guest to close its connections, and freezes the sandbox before another can come. It returns when it
+// began to freeze, and what makes the sandbox as it was.
+func (i *Instance) quiet(ctx context.Context) (since time.Time, back func() error, err error) {
 	i.mu.Lock()
 	was := i.frozen
 	i.mu.Unlock()
 	if was { // its guest must answer
 		if err := i.Thaw(ctx); err != nil {
-			return nil, err
+			return since, nil, err
 		}
 	}
 	i.gate.Lock()
@@ -111,12 +111,13 @@ func (i *Instance) quiet(ctx context.Context) (back func() error, err error) {
 		err = guest.Prepare(ctx)
 	}
 	if err == nil {
+		since = time.Now()
 		err = i.hold(ctx, true, methodPause)
 	}
 	if err != nil {
-		return nil, errors.Join(err, before(context.WithoutCancel(ctx)))
+		return since, nil, errors.Join(err, before(context.WithoutCancel(ctx)))
 	}
-	return func() error {
+	return since, func() error {
 		if was {
 			return nil
 		}

@@ -114,7 +114,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	first.start("counter", counter...)
 	_, at := first.lines("counter", 0, 5)
 	dir := t.TempDir()
-	if err := inst.Checkpoint(t.Context(), dir); err != nil {
+	if _, err := inst.Checkpoint(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	onlyRoots(t, dir)
@@ -214,7 +214,7 @@ func TestImageInAnotherSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	err = inst.Checkpoint(t.Context(), dir)
+	_, err = inst.Checkpoint(t.Context(), dir)
 	if derr := inst.Destroy(context.Background()); err != nil || derr != nil {
 		t.Fatal(err, derr)
 	}

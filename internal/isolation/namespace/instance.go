@@ -184,8 +184,8 @@ func (i *Instance) Thaw(ctx context.Context) error {
 }
 
 // Checkpoint implements isolation.Instance.
-func (*Instance) Checkpoint(context.Context, string) error {
-	return isolation.NoMemoryImages(Name)
+func (*Instance) Checkpoint(context.Context, string) (time.Duration, error) {
+	return 0, isolation.NoMemoryImages(Name)
 }
 
 // Usage implements isolation.Instance.
