@@ -17,8 +17,7 @@ import (
 )
 
 func (a *app) selftestCmd() *cobra.Command {
-	var isolation string
-	var profiles, only []string
+	var o selftest.Options
 	cmd := &cobra.Command{
 		Use:   "selftest [flags]",
 		Short: "Attack this machine's sandboxes from inside, and tell what held",
@@ -38,12 +37,13 @@ Exit codes: 0 when every case came out right, 1 when one did not, 125 when the b
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			return a.selftest(ctx, selftest.Options{Isolation: isolation, Profiles: profiles, Only: only})
+			return a.selftest(ctx, o)
 		},
 	}
-	cmd.Flags().StringVar(&isolation, "isolation", "", "the isolation to attack (default the server's)")
-	cmd.Flags().StringSliceVar(&profiles, "profile", nil, "the profiles to attack: locked, standard (default both)")
-	cmd.Flags().StringSliceVar(&only, "only", nil, "only cases whose `ID` begins so, as C or D02 (repeatable)")
+	cmd.Flags().StringVar(&o.Isolation, "isolation", "", "the isolation to attack (default the server's)")
+	cmd.Flags().StringSliceVar(&o.Profiles, "profile", nil, "the profiles to attack: locked, standard (default both)")
+	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "only cases whose `ID` begins so, as C or D02 (repeatable)")
+	cmd.Flags().DurationVar(&o.Patience, "patience", 0, "how much slower another sandbox may become while a case takes what it can (default 3s)")
 	return cmd
 }
 
@@ -61,6 +61,9 @@ func (a *app) selftest(ctx context.Context, o selftest.Options) error {
 	}
 	if here+network == 0 {
 		return errs.New(errs.InvalidArgument, "no case is called %s", strings.Join(o.Only, ", ")).WithHint("casemate selftest lists them")
+	}
+	if o.Patience < 0 {
+		return errs.New(errs.InvalidArgument, "patience is a time, not %v", o.Patience)
 	}
 	for _, p := range o.Profiles {
 		if profileTemplates()[p] == "" {

@@ -35,6 +35,8 @@ type Want struct {
 	// End is the end reason that the command must have, or several joined by " or "; "" is exited,
 	// and SIGSYS is the end that the system call filter gives.
 	End string
+	// Ends says that the attacker may end the sandbox by it: then a server must say so, and its neighbours must not notice.
+	Ends bool
 	// Not says why the case does not apply to the profile; nothing is run then.
 	Not string
 	// Env is for the script, beside the case's own.
@@ -139,6 +141,21 @@ func (c Case) Reason(col Column) string {
 
 // NotApplicable reports whether the case is not tried in a column.
 func (c Case) NotApplicable(col Column) bool { return c.want(col).Not != "" }
+
+// Inside returns the test that shows from the host that what the attack does in a column is done to the sandbox's own kernel
+// alone, as Deviation.Inside names it; "" where what the attack must not do is seen inside.
+func (c Case) Inside(col Column) string {
+	d, _ := c.deviation(col)
+	return d.Inside
+}
+
+// Bounds returns the limits of the sandbox that the case is tried in.
+func (c Case) Bounds() Limits {
+	if c.Limits != nil {
+		return *c.Limits
+	}
+	return battleLimits()
+}
 
 // deviation returns what differs in a column.
 func (c Case) deviation(col Column) (Deviation, bool) {

@@ -98,6 +98,14 @@ func (s *serverSandbox) Read(ctx context.Context, path string) ([]byte, error) {
 	return s.client.Files.ReadAll(ctx, s.id, path)
 }
 
+func (s *serverSandbox) Ended(ctx context.Context) (string, error) {
+	sb, err := s.client.Sandboxes.Get(ctx, s.id)
+	if err != nil || sb.GetEndReason() == "" {
+		return "", err
+	}
+	return strings.TrimSuffix(sb.GetEndReason()+": "+sb.GetEndDetail(), ": "), nil
+}
+
 func (s *serverSandbox) Delete(ctx context.Context) error {
 	_, err := s.client.Sandboxes.Delete(ctx, s.id)
 	return err

@@ -103,7 +103,8 @@ except OSError as e:
 			Script: `grep -c @ /proc/net/unix`,
 		}, Want{Match: `^0$`}),
 		both(Case{
-			ID: "B22", Class: HostLeak, Title: "kernel log and hardware names", Twin: Bare,
+			ID: "B22", Class: HostLeak, Title: "kernel log and hardware names", Twin: Bare, TwinSpoils: true,
+			TwinSetup: `mount -t tmpfs t /sys/class && mkdir -p /sys/class/dmi/id && echo board > /sys/class/dmi/id/board_name`,
 			Script: `dmesg >/dev/null 2>&1 && echo READ kernel log; sc syslog 3 0 0 | grep -v refused
 for f in /sys/class/dmi/id/board_name /sys/class/dmi/id/product_name /proc/device-tree/model; do [ -s $f ] && head -c1 $f >/dev/null 2>&1 && echo READ $f; done; echo done`,
 		}, Want{Match: `^done`, Reject: `READ|through|answered`}),

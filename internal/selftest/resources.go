@@ -81,7 +81,7 @@ except OSError as e:
 			Check:  roomAgain("~/fill"), Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "160"},
 		}, Want{Match: `(?s)stopped.*still here.*lists`, Reject: `UNBOUNDED`}),
 		both(Case{
-			ID: "D07", Class: HostDoS, Title: "2 GB of output", Hostile: true, Timeout: 120 * time.Second,
+			ID: "D07", Class: HostDoS, Title: "2 GB of output", Hostile: true, Timeout: 10 * time.Minute,
 			Script: `yes | head -c ${SIZE:-2147483648}; echo; echo last words`,
 			Check:  boundedOutput, Twin: Unlimited, TwinEnv: map[string]string{"SIZE": "34000000"},
 		}, Want{Match: `^last words`}),

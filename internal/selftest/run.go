@@ -2,6 +2,7 @@ package selftest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -129,7 +130,8 @@ func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
 		return v
 	}
 	defer done()
-	watch := watchNeighbour(ctx, r.neighbour, c.Hostile, r.o.Patience)
+	hostile := c.Hostile || want.Ends
+	watch := watchNeighbour(ctx, r.neighbour, hostile, r.o.Patience)
 	result, err := Attack(ctx, c, r.col, box, Scene{r.o.Target.Local(), r.o.Internet})
 	slowest, neighbourErr := watch()
 	v.Detail = excerpt(result.Output)
@@ -138,13 +140,16 @@ func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
 		v.Outcome, v.Detail = Wrong, err.Error()
 	case neighbourErr != nil:
 		v.Outcome, v.Detail = Wrong, "a neighbour suffered: "+neighbourErr.Error()
-	case c.Hostile:
+	case hostile:
 		v.Detail += fmt.Sprintf("; slowest process of a neighbour %v", slowest.Round(time.Millisecond))
+		if result.End == sandboxEnded {
+			break // there is nothing left to settle
+		}
 		if err := settled(ctx, box, r.o.Patience); err != nil {
 			v.Outcome, v.Detail = Wrong, err.Error()
 		}
 	}
-	if v.Outcome == Wrong && c.Hostile {
+	if v.Outcome == Wrong && hostile || result.End == sandboxEnded {
 		r.delete(ctx, &r.box) // the next case gets a fresh one
 	}
 	return v
@@ -153,11 +158,7 @@ func (r *runner) attack(ctx context.Context, c Case) (v Verdict) {
 // boxFor returns the sandbox that a case runs in, and what to do with it afterwards.
 func (r *runner) boxFor(ctx context.Context, c Case) (Sandbox, func(), error) {
 	if c.Limits != nil || c.Flow != nil {
-		limits := battleLimits()
-		if c.Limits != nil {
-			limits = *c.Limits
-		}
-		box, err := r.create(ctx, limits, c.Flow)
+		box, err := r.create(ctx, c.Bounds(), c.Flow)
 		return box, func() { r.delete(ctx, &box) }, err
 	}
 	if r.box == nil {
@@ -189,7 +190,13 @@ func Attack(ctx context.Context, c Case, col Column, box Sandbox, scene Scene) (
 	if c.Flow != nil {
 		arrived, asked = scene.Internet.mark()
 	}
-	result, err := box.Run(ctx, c.command(a.user, c.want(col).Env))
+	want := c.want(col)
+	result, err := box.Run(ctx, c.command(a.user, want.Env))
+	if want.Ends {
+		if how, endErr := howEnded(ctx, box); how != "" || endErr != nil {
+			return Result{End: sandboxEnded, Output: "the sandbox ended: " + how}, endErr
+		}
+	}
 	if err != nil {
 		return result, fmt.Errorf("no result: %w", err)
 	}
@@ -199,13 +206,38 @@ func Attack(ctx context.Context, c Case, col Column, box Sandbox, scene Scene) (
 			return result, fmt.Errorf("%w; printed %s", err, excerpt(result.Output))
 		}
 	}
-	if err := c.want(col).judge(result); err != nil {
+	if err := want.judge(result); err != nil {
 		return result, err
 	}
 	if c.Check != nil {
 		return result, c.Check(ctx, a)
 	}
 	return result, nil
+}
+
+// sandboxEnded is the end of a command that ended its sandbox.
+const sandboxEnded = "sandbox_stopped"
+
+// endPatience bounds how long a server may take to see that a sandbox has ended.
+const endPatience = 2 * time.Minute
+
+// howEnded returns how a sandbox ended, or "" where it answers as before. One that does neither is an error.
+func howEnded(ctx context.Context, box Sandbox) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	for {
+		r, err := box.Run(ctx, Command{Argv: []string{"/bin/echo", "alive"}, Timeout: endPatience})
+		if err == nil && r.Output == "alive\n" {
+			return "", nil
+		}
+		how, endErr := box.Ended(ctx)
+		if how != "" {
+			return how, nil
+		}
+		if ctx.Err() != nil {
+			return "", fmt.Errorf("the sandbox neither answers nor is said to have ended: %w", errors.Join(err, endErr))
+		}
+	}
 }
 
 // watchNeighbour keeps starting processes in another sandbox until the returned function is called,

@@ -58,6 +58,8 @@ type Sandbox interface {
 	List(ctx context.Context, path string) ([]string, error)
 	// Read returns a file, through the file API.
 	Read(ctx context.Context, path string) ([]byte, error)
+	// Ended tells how it came to its end, as its server knows it; "" while it lives.
+	Ended(ctx context.Context) (string, error)
 	// Delete ends it. Idempotent.
 	Delete(ctx context.Context) error
 }

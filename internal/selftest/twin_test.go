@@ -5,8 +5,10 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -76,12 +78,7 @@ func tryTwin(t *testing.T, c Case, box *weakBox, internet *Internet) {
 		c.Env = map[string]string{}
 	}
 	maps.Copy(c.Env, c.TwinEnv)
-	profiles := []string{"locked", "standard"}
-	if c.Check == nil && reflect.DeepEqual(c.Locked, c.Standard) {
-		profiles = profiles[:1] // the other would be the same once more
-	}
-	for _, profile := range profiles {
-		col := Column{Profile: profile}
+	for _, col := range columns(c) {
 		want := c.want(col)
 		if want.Not != "" {
 			continue
@@ -102,8 +99,8 @@ func tryTwin(t *testing.T, c Case, box *weakBox, internet *Internet) {
 				return err != nil && strings.Contains(err.Error(), "reached the internet")
 			})
 		}
-		if err == nil {
-			t.Errorf("%s comes out right in the weak sandbox %q: %s", profile, c.Twin, excerpt(r.Output))
+		if inside := c.Inside(col) != ""; (err == nil) != inside {
+			t.Errorf("%v comes out right in the weak sandbox %q: %v, seen from the host: %v: %s, %v", col, c.Twin, err == nil, inside, excerpt(r.Output), err)
 		}
 		// Only the attack may make it wrong, not a probe that does not work.
 		if r.Code == 99 || r.Code == 127 || strings.Contains(r.Output, "Traceback") || strings.Contains(r.Output, "probe is broken") {
@@ -112,7 +109,42 @@ func tryTwin(t *testing.T, c Case, box *weakBox, internet *Internet) {
 		if r.End == "signaled" && want.End != "signaled" {
 			t.Errorf("the probe was killed by signal %d", r.Signal)
 		}
-		t.Logf("%s in %s: %v", profile, c.Twin, err)
+		t.Logf("%v in %s: %v", col, c.Twin, err)
+	}
+}
+
+// columns returns those of a case in which something else must come of it.
+func columns(c Case) []Column {
+	all := []Column{{Profile: "locked"}, {Profile: "standard"}}
+	if c.Check == nil && reflect.DeepEqual(c.Locked, c.Standard) {
+		all = all[:1] // the other would be the same once more
+	}
+	for _, d := range Deviations() {
+		switch {
+		case d.ID != c.ID:
+		case d.Profile == "":
+			all = append(all, Column{d.Isolation, "locked"})
+		default:
+			all = append(all, Column{d.Isolation, d.Profile})
+		}
+	}
+	return all
+}
+
+// TestDeviations wants a case and a reason for each, and for what is looked at from the host a test that is there.
+func TestDeviations(t *testing.T) {
+	for _, d := range Deviations() {
+		i := slices.IndexFunc(Cases(), func(c Case) bool { return c.ID == d.ID })
+		if i < 0 || d.Why == "" || d.Isolation == "" {
+			t.Errorf("%+v is of no case, of no backend, or without a reason", d)
+			continue
+		}
+		if file, test, ok := strings.Cut(d.Inside, " "); d.Inside != "" {
+			text, err := os.ReadFile(filepath.Join(testenv.Module(t), file))
+			if !ok || err != nil || !strings.Contains(string(text), "func "+test+"(") {
+				t.Errorf("%s names %q, which is no test: %v", d.ID, d.Inside, err)
+			}
+		}
 	}
 }
 

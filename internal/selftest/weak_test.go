@@ -120,6 +120,8 @@ func (w *weakBox) opens(t *testing.T, net *world.World, internet *Internet) {
 
 func (w *weakBox) ID() string { return string(w.twin) }
 
+func (w *weakBox) Ended(context.Context) (string, error) { return "", nil }
+
 // Delete ends the twin. Idempotent.
 func (w *weakBox) Delete(context.Context) error {
 	if w.cmd == nil {

@@ -38,6 +38,7 @@ func TestDriven(t *testing.T) {
 			{"E03 a directory that becomes a link", swappedDirectory},
 			{"E07 uploads whole or not at all", uploads},
 			{"E21 programs planted for helpers", plantedPrograms},
+			{"D07 output that a server can't keep", endlessOutput},
 		} {
 			t.Run(isolation+"/"+c.id, func(t *testing.T) { c.do(t, b) })
 		}

@@ -6,7 +6,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +50,49 @@ func uploads(t *testing.T, b *box) {
 	if after := b.asRoot(t, nil, "sha256sum /tmp/whole"); after != before {
 		t.Errorf("half a file took the place of a whole one: %s", after)
 	}
+}
+
+// ATTACK: a process prints far more than a server could keep.
+// VERIFIES: it comes to its end, all is counted, and the server's memory does not grow with it. TWIN: a reader that keeps all.
+func endlessOutput(t *testing.T, b *box) {
+	const size, most = 256 << 20, 128 << 20
+	before := peak(t, strconv.Itoa(b.Server()))
+	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}, User: root}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := r.GetProcess(); p.GetEnd() != "exited" || p.GetCode() != 0 || p.GetBytes() != size {
+		t.Errorf("it ended as %s, %d, with %d of %d bytes", p.GetEnd(), p.GetCode(), p.GetBytes(), size)
+	}
+	if grown := peak(t, strconv.Itoa(b.Server())) - before; grown > most {
+		t.Errorf("the server grew by %d MiB", grown>>20)
+	}
+	const keeps = `import sys; kept = sys.stdin.buffer.read(); print(open("/proc/self/status").read())`
+	twin := exec.CommandContext(t.Context(), "/bin/sh", "-c", "head -c "+strconv.Itoa(size)+" /dev/zero | /usr/bin/python3 -c '"+keeps+"'")
+	out, err := twin.Output()
+	if err != nil || peakIn(t, string(out)) < most {
+		t.Errorf("the twin did not grow: %v\n%s", err, out)
+	}
+}
+
+// peak returns the most memory that a process had so far, in bytes (proc_pid_status(5)).
+func peak(t *testing.T, pid string) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/" + pid + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return peakIn(t, string(b))
+}
+
+func peakIn(t *testing.T, status string) int {
+	t.Helper()
+	_, rest, _ := strings.Cut(status, "VmHWM:")
+	var kib int
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatalf("%v in %q", err, status)
+	}
+	return kib << 10
 }
 
 // failing is a caller that goes.

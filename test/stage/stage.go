@@ -117,6 +117,9 @@ func (s *Stage) Kill() {
 	s.T.Logf("the server has ended: %v", <-s.ended)
 }
 
+// Server returns the process id of the server.
+func (s *Stage) Server() int { return s.run.Process.Pid }
+
 // Gateway returns the process id of the server's gateway.
 func (s *Stage) Gateway() int {
 	s.T.Helper()

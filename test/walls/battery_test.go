@@ -32,6 +32,7 @@ func attack(t *testing.T, h *host, isolation, profile string) {
 	cases := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 	if isolation == gvisorName && len(cases) == 0 && os.Getenv(nightly) == "" {
 		cases = []string{"A", "D16"}
+		t.Log("sections A and case D16 of all: the whole runs at night")
 	}
 	report, err := selftest.Run(t.Context(), selftest.Options{
 		Target: h, Isolation: isolation, Profiles: []string{profile}, Patience: 30 * time.Second, Only: cases,

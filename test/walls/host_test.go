@@ -143,6 +143,17 @@ func (h *host) start(t *testing.T, p isolation.Profile) *box {
 // ID implements selftest.Sandbox.
 func (b *box) ID() string { return b.inst.ID() }
 
+// Ended implements selftest.Sandbox.
+func (b *box) Ended(context.Context) (string, error) {
+	select {
+	case <-b.inst.Done():
+		e := b.inst.Exit()
+		return e.Reason + ": " + e.Detail, nil
+	default:
+		return "", nil
+	}
+}
+
 // Delete implements selftest.Sandbox.
 func (b *box) Delete(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -70,8 +70,113 @@ func TestPostureOfGvisor(t *testing.T) {
 				compare(t, string(p)+"-gvisor-"+of, b, found[name])
 			}
 			compare(t, string(p)+"-gvisor-cell", b, parentOf(t, found["runsc-gofer"]))
+			compareStubs(t, string(p), b)
 		})
 	}
+}
+
+// compareStubs compares the processes in which the Sentry lets the sandbox's programs run: one that is copied, and copies of it,
+// which may make fewer calls. They are told from the Sentry by their filters, and have no command line.
+func compareStubs(t *testing.T, profile string, b *box) {
+	t.Helper()
+	for filters, of := range map[string]string{"2": "source", "3": "stub"} {
+		var stub int
+		testenv.Eventually(t, patience, "a process of the Sentry has "+filters+" filters", func() bool {
+			for _, pid := range withIDsOf(b) {
+				if status(pid)["Seccomp_filters"] == filters {
+					stub = pid
+					return true
+				}
+			}
+			return false
+		})
+		compare(t, profile+"-gvisor-"+of, b, stub)
+	}
+}
+
+// TestNoOtherPosture wants that every process that has an id of a sandbox is as one of the snapshots of its profile, while the
+// sandbox is at work: a process that nobody thought of has a posture that nobody looked at.
+func TestNoOtherPosture(t *testing.T) {
+	for isolationName, prefix := range map[string]string{namespaceName: "", gvisorName: "gvisor-"} {
+		h := newHostOf(t, isolationName)
+		for _, p := range []isolation.Profile{isolation.Locked, isolation.Standard} {
+			t.Run(isolationName+"/"+string(p), func(t *testing.T) {
+				known := snapshots(t, string(p)+"-"+prefix)
+				b := h.start(t, p)
+				users := []string{"user", "root"}
+				if p == isolation.Locked {
+					users = users[:1]
+				}
+				for _, user := range users {
+					if _, err := b.client.Start(t.Context(), guestwire.StartProcess{ID: "prc_" + user, Argv: []string{"sleep", "100000"}, User: user}, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				seen := map[string]bool{}
+				var others []string
+				for limit := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+					if _, err := b.Read(t.Context(), "/etc/passwd"); err != nil { // what serves files is there, and stays for a while
+						t.Fatal(err)
+					}
+					others = nil
+					for _, pid := range withIDsOf(b) {
+						args := strings.ReplaceAll(read(pid, "cmdline"), "\x00", " ")
+						now := posture(t, b, pid)
+						if name, ok := known[now]; ok {
+							seen[name] = true
+						} else if len(status(pid)) > 0 { // it has not ended meanwhile
+							others = append(others, args+"\n"+now)
+						}
+					}
+					if len(others) == 0 && len(seen) == len(known) || time.Now().After(limit) {
+						break
+					}
+				}
+				for _, o := range others {
+					t.Errorf("a process is as no snapshot says: %s", o)
+				}
+				for _, name := range known {
+					if !seen[name] {
+						t.Errorf("no process is as %s says", name)
+					}
+				}
+			})
+		}
+	}
+}
+
+// snapshots returns the names of those that begin with prefix, but for those of another isolation, by what they say.
+func snapshots(t *testing.T, prefix string) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/" + prefix + "*.posture")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(prefix, err)
+	}
+	all := map[string]string{}
+	for _, p := range paths {
+		name := strings.TrimSuffix(filepath.Base(p), ".posture")
+		if strings.Contains(strings.TrimPrefix(name, prefix), "-") {
+			continue
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[string(b)] = name
+	}
+	return all
+}
+
+// withIDsOf returns the processes of this host that have an id of the sandbox.
+func withIDsOf(b *box) []int {
+	first := b.inst.Applied().HostUID
+	var pids []int
+	for _, pid := range hostPIDs() {
+		if ids := inside(status(pid)["Uid"], first); ids != "" && ids != "outside" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // parentOf returns the process that waits for a process: in a cell, its first one.

@@ -235,3 +235,57 @@ func TestImageInAnotherSandbox(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 }
+
+// VULNERABILITY: a restore mounts where links lead that were planted since the image was made (CVE-2026-119101).
+// ATTACK: a memory image is restored on files in which a mount target is a symbolic link by then.
+// VERIFIES: it is refused, and nothing was written where the link leads. TWIN: without the link it goes on.
+func TestLinksPlantedUnderAnImage(t *testing.T) {
+	h := newHost(t)
+	backend := h.backend()
+	spec := conformance.Spec(t, isolation.Standard)
+	inst, err := backend.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	err = inst.Checkpoint(t.Context(), dir)
+	if derr := inst.Destroy(context.Background()); err != nil || derr != nil {
+		t.Fatal(err, derr)
+	}
+	lower := spec.Root.Lowers[0]
+	victim := filepath.Join(lower, "home", "victim")
+	if err := os.MkdirAll(victim, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []string{"dev", "proc", "sys", "tmp"} {
+		path := filepath.Join(lower, target)
+		if err := errors.Join(os.Rename(path, path+".kept"), os.Symlink("/home/victim", path)); err != nil {
+			t.Fatal(err)
+		}
+		s := spec
+		s.ID = id.Sandbox()
+		s.Root.Upper, s.Root.Work = conformance.Writable(t)
+		if i, err := backend.Restore(t.Context(), s, dir); err == nil {
+			t.Errorf("it was restored with a link for /%s: %v", target, i.Destroy(context.Background()))
+		} else if !strings.Contains(err.Error(), "symbolic link") {
+			t.Errorf("/%s: refused for another reason: %v", target, err)
+		}
+		if entries, err := os.ReadDir(victim); err != nil || len(entries) > 0 {
+			t.Errorf("/%s: something was written behind the link: %v, %v", target, entries, err)
+		}
+		if err := errors.Join(os.Remove(path), os.Rename(path+".kept", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := h.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	spec.ID = id.Sandbox()
+	spec.Root.Upper, spec.Root.Work = conformance.Writable(t)
+	if inst, err = backend.Restore(t.Context(), spec, dir); err != nil {
+		t.Fatalf("without a link it is not restored either: %v", err)
+	}
+	if err := inst.Destroy(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
