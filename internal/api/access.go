@@ -58,6 +58,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_build_proto,
 		v1.File_casemate_v1_proof_proto,
 		v1.File_casemate_v1_record_proto,
+		v1.File_casemate_v1_meter_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

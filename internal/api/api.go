@@ -143,6 +143,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewBuildServiceHandler(&builds{a}, opts...))
 	add(casematev1connect.NewProofServiceHandler(&proofs{a}, opts...))
 	add(casematev1connect.NewRecordServiceHandler(&records{a}, opts...))
+	add(casematev1connect.NewMeterServiceHandler(&meters{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

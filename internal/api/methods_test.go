@@ -46,6 +46,7 @@ func steps() []step {
 		{"SandboxService/ListSandboxes", "GET /v1/sandboxes?label=made=here", `{"label":["made=here"]}`, `"made":"here"`},
 		{"SandboxService/UpdateSandbox", "PATCH /v1/sandboxes/${box}", `{"sandbox":"${box}","labels":{"labels":{"a":"b"}}}`, `"a":"b"`},
 		{"SandboxService/GetUsage", "GET /v1/sandboxes/${box}/usage", `{"sandbox":"${box}"}`, `{`},
+		{"MeterService/ListUsage", "GET /v1/usage?sandbox=${box}", `{"sandbox":"${box}"}`, `"template":"host"`},
 		{"SandboxService/ListChanges", "GET /v1/sandboxes/${box}/changes", `{"sandbox":"${box}"}`, `"op":"added"`},
 		{"ProcessService/Execute", "POST /v1/sandboxes/${box}/execute", `{"sandbox":"${box}","process":{"argv":["cat"]},"input":"aGk="}`, `"stdout":"aGk="`},
 		{"ProcessService/Run", "", `{"sandbox":"${box}","process":{"argv":["echo","hi"]}}`, `"end":"exited"`},

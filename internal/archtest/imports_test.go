@@ -42,7 +42,7 @@ var layers = [...][]string{
 	{"internal/replay/"},
 	{"internal/journal/anchor/"},
 	{"internal/journal/bundle/"},
-	{"internal/journal/check/"},
+	{"internal/journal/check/", "internal/journal/meter/"},
 	{"internal/journal/tree/"},
 	{"internal/store/"},
 	{"internal/testenv/"},
@@ -128,7 +128,7 @@ var laws = [...]law{
 	},
 	{
 		from:  []string{"internal/cli/"},
-		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/journal/bundle/", "internal/journal/check/", "internal/journal/trajectory/", "internal/replay/", "internal/errs/", "internal/id/"},
+		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/journal/bundle/", "internal/journal/check/", "internal/journal/meter/", "internal/journal/trajectory/", "internal/replay/", "internal/errs/", "internal/id/"},
 		why:   "the command line talks to the client, as any program does, and to the server only to run it",
 	},
 	{

@@ -57,7 +57,7 @@ or a rule is undecided and none failed; 125 when there is no such sandbox, or th
 				return err
 			}
 			var s checked
-			if strings.ContainsAny(args[0], "./") {
+			if isBundle(args[0]) {
 				err = a.checkBundle(args[0], key, heads, &s)
 			} else if key != "" || len(heads) > 0 {
 				err = usageError("--key and --head are for bundles")
@@ -143,16 +143,7 @@ func readRecord(ctx context.Context, c *client.Client, name string, s *checked) 
 
 // checkBundle reads a bundle and verifies it.
 func (a *app) checkBundle(path, key string, heads []string, s *checked) error {
-	o, err := verifyOptions(key, heads)
-	if err != nil {
-		return err
-	}
-	in, err := os.Open(path)
-	if err != nil {
-		return errs.New(errs.NotFound, "cannot read %s: %v", path, unwrapped(err)).WithHint("a sandbox is named by its id or name, which have no dot and no slash")
-	}
-	defer func() { _ = in.Close() }()
-	o.Each = func(event json.RawMessage, bodies []bundle.Body) {
+	r, err := reliedOn(path, key, heads, func(event json.RawMessage, bodies []bundle.Body) {
 		var e check.Event
 		if json.Unmarshal(event, &e) != nil {
 			return // its integrity does not hold
@@ -163,20 +154,42 @@ func (a *app) checkBundle(path, key string, heads []string, s *checked) error {
 			}
 		}
 		s.record.Add(e)
-	}
-	r, err := bundle.Verify(in, o)
+	})
 	if err != nil {
-		return errs.New(errs.InvalidArgument, "cannot verify %s: %v", path, err)
+		return err
 	}
 	s.sandbox, s.bundle = r.Sandbox, &r
-	if !r.Integrity.OK || !r.Anchored.OK {
-		problems := append(r.Integrity.Problems, r.Anchored.Problems...)
-		return &exitError{code: exitUnanswered, text: fmt.Sprintf("%s is no record to rely on: %s", path, problems[0].What), hint: "see: casemate verify " + path}
-	}
 	for _, p := range r.Completeness.Problems {
 		s.record.Incomplete(p.What)
 	}
 	return nil
+}
+
+// isBundle reports whether an argument that may be a sandbox names a bundle.
+func isBundle(arg string) bool { return strings.ContainsAny(arg, "./") }
+
+// reliedOn reads a bundle whose integrity must hold, with every event told to each. It may have holes, as the report says.
+func reliedOn(path, key string, heads []string, each func(json.RawMessage, []bundle.Body)) (bundle.Report, error) {
+	o, err := verifyOptions(key, heads)
+	if err != nil {
+		return bundle.Report{}, err
+	}
+	in, err := os.Open(path)
+	if err != nil {
+		return bundle.Report{}, errs.New(errs.NotFound, "cannot read %s: %v", path, unwrapped(err)).
+			WithHint("a sandbox is named by its id or name, which have no dot and no slash")
+	}
+	defer func() { _ = in.Close() }()
+	o.Each = each
+	r, err := bundle.Verify(in, o)
+	if err != nil {
+		return bundle.Report{}, errs.New(errs.InvalidArgument, "cannot verify %s: %v", path, err)
+	}
+	if !r.Integrity.OK || !r.Anchored.OK {
+		problems := append(r.Integrity.Problems, r.Anchored.Problems...)
+		return bundle.Report{}, &exitError{code: exitUnanswered, text: fmt.Sprintf("%s is no record to rely on: %s", path, problems[0].What), hint: "see: casemate verify " + path}
+	}
+	return r, nil
 }
 
 // checkReport is what check says to programs.

@@ -43,29 +43,33 @@ func (f *eventFilter) check(now time.Time) error {
 		}
 		f.paths[i] = path.Clean(p)
 	}
-	if f.since == "" {
-		return nil
+	var err error
+	f.from, err = parseMoment("--since", f.since, now)
+	return err
+}
+
+// parseMoment reads the value of a flag that names a time; "" is none.
+func parseMoment(flag, text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
 	}
-	if d, err := time.ParseDuration(f.since); err == nil && d >= 0 {
-		f.from = now.Add(-d)
-		return nil
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
 	}
-	if t, err := time.Parse(time.RFC3339, f.since); err == nil {
-		f.from = t
-		return nil
+	if t, err := time.Parse(time.RFC3339, text); err == nil {
+		return t, nil
 	}
 	for _, layout := range []string{"15:04", time.TimeOnly, time.DateOnly, time.DateTime} {
-		t, err := time.ParseInLocation(layout, f.since, now.Location())
+		t, err := time.ParseInLocation(layout, text, now.Location())
 		if err != nil {
 			continue
 		}
 		if t.Year() == 0 { // of today
 			t = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location())
 		}
-		f.from = t
-		return nil
+		return t, nil
 	}
-	return usageError("--since %s is no time: write 10m, 15:04, 2006-01-02 or 2006-01-02T15:04:05Z", clean(f.since))
+	return time.Time{}, usageError("%s %s is no time: write 10m, 15:04, 2006-01-02 or 2006-01-02T15:04:05Z", flag, clean(text))
 }
 
 // fits reports whether an event is one of those that are asked for.

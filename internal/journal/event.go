@@ -63,6 +63,7 @@ const (
 	DirectoryMade    Type = "directory.made" // also where it was there already
 	FilesChanged     Type = "files.changed"  // what differs from an earlier moment: after a process or run, or between two
 	PortDialed       Type = "port.dialed"
+	UsageMetered     Type = "usage.metered"    // what the sandbox had used up to this moment
 	SecretSet        Type = "secret.set"       // made, or given a new value
 	SecretRotated    Type = "secret.rotated"   // given a new value
 	SecretRemoved    Type = "secret.removed"   //
@@ -143,6 +144,8 @@ type Recorder interface {
 	Post(e Event, with ...store.Write) Event
 	// Events returns sandbox's events with Seq > after, oldest first, at most limit (0: 1000).
 	Events(ctx context.Context, sandbox string, after uint64, limit int) ([]Event, error)
+	// EventsOf is Events for those of some types, without what they speak of.
+	EventsOf(ctx context.Context, sandbox string, types []string, after uint64, limit int) ([]Event, error)
 	// Follow sends events of sandbox with Seq > after until ctx ends or send fails, and returns that
 	// error.
 	Follow(ctx context.Context, sandbox string, after uint64, send func(Event) error) error

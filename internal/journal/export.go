@@ -184,7 +184,7 @@ func (x *exporter) seal() error {
 
 // imported is how many events the log's beginning holds that are older than it.
 func (l *Log) imported(ctx context.Context) (int64, error) {
-	rows, err := l.db.EventsOfType(ctx, ServerStream, string(JournalBegun))
+	rows, err := l.db.EventsOfTypes(ctx, ServerStream, []string{string(JournalBegun)}, 0, pageSize)
 	if err != nil {
 		return 0, fmt.Errorf("read the journal's beginning: %w", err)
 	}

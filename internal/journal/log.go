@@ -362,7 +362,20 @@ func (l *Log) read(ctx context.Context, sandbox string, after uint64, limit int)
 	if limit <= 0 {
 		limit = pageSize
 	}
-	rows, err := l.db.EventsAfter(ctx, sandbox, after, limit)
+	all, err := ofRows(l.db.EventsAfter(ctx, sandbox, after, limit))
+	if err != nil {
+		return nil, err
+	}
+	return all, l.addBodies(ctx, all)
+}
+
+// EventsOf implements Recorder.
+func (l *Log) EventsOf(ctx context.Context, sandbox string, types []string, after uint64, limit int) ([]Event, error) {
+	_ = l.db.Flush() // as in Events
+	return ofRows(l.db.EventsOfTypes(ctx, sandbox, types, after, limit))
+}
+
+func ofRows(rows []store.Event, err error) ([]Event, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}
@@ -372,7 +385,7 @@ func (l *Log) read(ctx context.Context, sandbox string, after uint64, limit int)
 			return nil, err
 		}
 	}
-	return all, l.addBodies(ctx, all)
+	return all, nil
 }
 
 // smallBody is the length up to which bodies come with their events, if they are among what tells what was done.

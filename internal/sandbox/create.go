@@ -303,6 +303,7 @@ func (m *Manager) started(b *box, p Principal, began time.Time) (journal.Pending
 	now := m.clock.Now()
 	s := &b.sb
 	s.StartedAt, s.LastActive = wall(now), wall(now)
+	b.gauge = newGauge(now)
 	if s.Spec.Lifetime > 0 {
 		s.ExpiresAt = s.StartedAt.Add(s.Spec.Lifetime)
 	}

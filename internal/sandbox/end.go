@@ -115,6 +115,7 @@ func (m *Manager) endChildren(b *box) bool {
 // still run code, so that it must not be called stopped. It reports false where the server went down
 // before.
 func (m *Manager) destroy(b *box) bool {
+	m.meter(context.WithoutCancel(m.ctx), b, meterLast)
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
 		err := b.inst.Destroy(ctx)

@@ -251,6 +251,7 @@ func (m *Manager) readOOM(b *box) (int64, bool) {
 	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
 	defer cancel()
 	u, err := b.inst.Usage(ctx)
+	m.metered(b, u, err, meterTick)
 	if err != nil {
 		return 0, false // the instance is gone or going
 	}

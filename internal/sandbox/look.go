@@ -32,7 +32,7 @@ func (m *Manager) alive(ctx context.Context, p Principal, ref string) (*box, err
 	return b, nil
 }
 
-// Usage reads the kernel's accounting.
+// Usage reads the kernel's accounting. What is read counts for the record of what was used, too.
 func (m *Manager) Usage(ctx context.Context, p Principal, ref string) (Usage, error) {
 	b, err := m.alive(ctx, p, ref)
 	if err != nil {
@@ -41,7 +41,9 @@ func (m *Manager) Usage(ctx context.Context, p Principal, ref string) (Usage, er
 	if b.inst.now() == nil {
 		return Usage{}, nil // it has nothing but files
 	}
-	return b.inst.Usage(ctx)
+	u, err := b.inst.Usage(ctx)
+	m.metered(b, u, err, meterTick)
+	return u, err
 }
 
 // Changes tells which files differ from the template, or with workspace, the target of one, from

@@ -102,6 +102,9 @@ func (m *Manager) Close(ctx context.Context, stopSandboxes bool) error {
 			}
 		}
 	}
+	if !stopSandboxes { // what they use until the next server takes them up, that one tells as far as it can
+		m.meterAll(ctx, boxes)
+	}
 	for _, b := range boxes {
 		b.mu.Lock()
 		b.stopTimersLocked()
@@ -173,6 +176,8 @@ type box struct {
 	// oomSeen is the kernel's count of out-of-memory kills when it was last read, at oomRead.
 	oomSeen int64
 	oomRead time.Time
+	// gauge is what was used, and not recorded yet.
+	gauge gauge
 }
 
 // ending says why a sandbox ends.

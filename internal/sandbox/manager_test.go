@@ -54,7 +54,7 @@ func TestLifeOfASandbox(t *testing.T) {
 	}
 	want := []journal.Type{
 		journal.SandboxCreated, journal.SandboxStarted, journal.SandboxClaimed, journal.ProcessStarted, journal.ProcessEnded,
-		journal.SandboxPaused, journal.SandboxResumed, journal.SandboxStopping, journal.SandboxEnded,
+		journal.SandboxPaused, journal.SandboxResumed, journal.SandboxStopping, journal.UsageMetered, journal.SandboxEnded,
 	}
 	if got := s.history(sb.ID); !slices.Equal(got, want) {
 		t.Errorf("history %v, want %v", got, want)

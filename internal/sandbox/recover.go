@@ -157,7 +157,8 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	m.dropImage(b)       // of a pause or a commit that was not finished
+	m.dropImage(b) // of a pause or a commit that was not finished
+	b.gauge = newGauge(m.clock.Now())
 	m.readOOM(b)         // where counting begins
 	inst := b.inst.now() // as soon as its timers run, it may be paused without memory
 	m.take(b)

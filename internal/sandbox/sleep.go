@@ -213,7 +213,7 @@ func (m *Manager) wake(ctx context.Context, actor string, b *box) (Sandbox, erro
 		return Sandbox{}, &TransitionError{ID: b.id, From: b.sb.State, To: Running}
 	}
 	b.inst.put(inst)
-	b.oomSeen = 0
+	b.oomSeen, b.gauge = 0, newGauge(m.clock.Now())
 	b.body.Record, b.sb.Applied, b.sb.FilesOnly, b.sb.OnDisk = inst.Record(), inst.Applied(), false, false
 	b.sb.LastActive = wall(m.clock.Now())
 	saved := m.saveLockedAs(b, Running, event(journal.SandboxResumed, actor, facts))

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/binary"
+	"strings"
 )
 
 // Event is one row of events; Facts is the journal's.
@@ -53,10 +54,14 @@ func (db *DB) EventsAfter(ctx context.Context, sandbox string, after uint64, lim
 	return db.events(ctx, eventsAfter, sandbox, int64(after), limit)
 }
 
-// EventsOfType returns a sandbox's events of one type, in order.
-func (db *DB) EventsOfType(ctx context.Context, sandbox, typ string) ([]Event, error) {
+// EventsOfTypes returns at most limit events of a sandbox that have one of these types and a counter above after, in order.
+func (db *DB) EventsOfTypes(ctx context.Context, sandbox string, types []string, after uint64, limit int) ([]Event, error) {
+	args := []any{sandbox, int64(after)}
+	for _, t := range types {
+		args = append(args, t)
+	}
 	return db.events(ctx, `SELECT sandbox, seq, time, type, actor, process, facts FROM events
-WHERE sandbox = ? AND type = ? ORDER BY seq`, sandbox, typ)
+WHERE sandbox = ? AND seq > ? AND type IN (?`+strings.Repeat(", ?", len(types)-1)+`) ORDER BY seq LIMIT ?`, append(args, limit)...)
 }
 
 func (db *DB) events(ctx context.Context, query string, args ...any) ([]Event, error) {

@@ -105,6 +105,8 @@ type SandboxQuery struct {
 	Labels map[string]string
 	Owner  string
 	Parent string
+	// Since and Until select those that were there at some time between, in Unix nanoseconds; 0: no bound.
+	Since, Until int64
 	// Created and ID are where the page before ended; the zero value begins with the newest.
 	Created int64
 	ID      string
@@ -140,6 +142,12 @@ func (db *DB) ListSandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, err
 	}
 	if q.Parent != "" {
 		add("parent = ?", q.Parent)
+	}
+	if q.Since != 0 {
+		add("(ended = 0 OR ended >= ?)", q.Since)
+	}
+	if q.Until != 0 {
+		add("created < ?", q.Until)
 	}
 	for k, v := range q.Labels {
 		// ->> with a JSON path: quoted, so that dots in a key mean nothing.
