@@ -55,7 +55,7 @@ install: build ## Install the program, completions and systemd unit (PREFIX=/usr
 
 .PHONY: dist
 dist: ## Static tarballs for amd64 and arm64, a Debian package each, checksums, in dist/
-	VERSION='$(VERSION)' deploy/dist.sh
+	VERSION='$(VERSION)' deploy/dist.sh $(if $(NATIVE),native)
 
 .PHONY: clean
 clean: ## Remove what the build made

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds what a release consists of into dist/: a static tarball per architecture, a Debian package
-# each where dpkg-deb is there, and checksums. The same commit gives the same bytes.
+# each where dpkg-deb is there, and checksums. The same commit gives the same bytes. With "native" it does so for
+# the machine's own architecture only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -83,6 +84,7 @@ package() { # ARCH PROGRAM
 mkdir -p "$work/completions"
 archs=(arm64 amd64)
 [[ $native == arm64 ]] && archs=(amd64 arm64)
+[[ ${1:-} == native ]] && archs=("$native")
 for arch in "${archs[@]}"; do # the machine's own last, so that its guest stays for the next build
 	build "$arch" "$work/casemate-$arch"
 done

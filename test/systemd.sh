@@ -7,7 +7,7 @@ source test/qemu-kernel.sh
 install_missing debootstrap:debootstrap
 
 echo "building the package"
-make dist >/dev/null
+make dist NATIVE=1 >/dev/null
 
 # The fresh machine: nothing but what Debian calls minimal, systemd, and the packages that ours recommends.
 debian=$cache/debian.tar
