@@ -81,12 +81,12 @@ except OSError as e:
 			Check:  roomAgain("~/fill"), Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "160"},
 		}, Want{Match: `(?s)stopped.*still here.*lists`, Reject: `UNBOUNDED`}),
 		both(Case{
-			ID: "D07", Class: HostDoS, Title: "2 GB of output", Hostile: true, Timeout: 10 * time.Minute,
+			ID: "D07", Class: HostDoS, Title: "2 GB of output", Hostile: true, Timeout: 15 * time.Minute,
 			Script: `yes | head -c ${SIZE:-2147483648}; echo; echo last words`,
 			Check:  boundedOutput, Twin: Unlimited, TwinEnv: map[string]string{"SIZE": "34000000"},
 		}, Want{Match: `^last words`}),
 		both(Case{
-			ID: "D08", Class: HostDoS, Title: "a line of 200 MB", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D08", Class: HostDoS, Title: "a line of 200 MB", Hostile: true, Timeout: 10 * time.Minute,
 			Script: `head -c ${SIZE:-209715200} /dev/zero | tr '\0' x; echo; echo last words`,
 			Check:  boundedOutput, Twin: Unlimited, TwinEnv: map[string]string{"SIZE": "34000000"},
 		}, Want{Match: `^last words`}),
