@@ -28,7 +28,7 @@ const (
 	orphanedAfter = 10 * time.Minute
 	// leastLimit bounds a process that had no time limit and may wait now for what it got then; one that took long
 	// gets ten times as long.
-	leastLimit = time.Minute
+	leastLimit = 2 * time.Minute
 )
 
 // rerun is a replay under way.
