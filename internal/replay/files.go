@@ -142,18 +142,25 @@ func (n *normaliser) changes(f, g fileChange) []Difference {
 	if f.Op != g.Op || f.Type != g.Type || !slices.Equal(f.What, g.What) || f.From != g.From && !n.same(f.From, g.From) {
 		return []Difference{d}
 	}
-	if f.Type == "file" && f.Size != g.Size && f.Op != "deleted" && !n.sizes(f.Path) {
+	if f.Type == "file" && f.Size != g.Size && f.Op != "deleted" && !n.sizes(f, g) {
 		d.Recorded, d.Replayed = fmt.Sprintf("%s: %d bytes", f.text(), f.Size), fmt.Sprintf("%s: %d bytes", g.text(), g.Size)
 		return []Difference{d}
 	}
 	return nil
 }
 
-// sizes reports whether a file's size says nothing: those of git's compressed objects vary with the times in them.
-func (n *normaliser) sizes(path string) bool {
-	if strings.Contains(path, "/objects/") && n.git {
+// sizes explains sizes that differ since what is compressed holds times: of git's objects, and a little of archives.
+func (n *normaliser) sizes(f, g fileChange) bool {
+	if n.git && strings.Contains(f.Path, "/objects/") {
 		n.use(normGit)
 		return true
+	}
+	const most = 16 // bytes, and one in a hundred
+	for _, ending := range []string{".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip", ".whl", ".jar"} {
+		if strings.HasSuffix(f.Path, ending) && max(f.Size, g.Size)-min(f.Size, g.Size) <= most+f.Size/100 {
+			n.use(normPacked)
+			return true
+		}
 	}
 	return false
 }

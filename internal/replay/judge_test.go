@@ -46,6 +46,15 @@ func TestVerdicts(t *testing.T) {
 			one: ran{files: []object{file("created", "/a", 4)}}, two: ran{files: []object{file("created", "/a", 4)}}, want: "diverged at file /a",
 		},
 		{
+			name: "an archive of another size", was: ran{files: []object{file("created", "/a.tgz", 187)}},
+			one: ran{files: []object{file("created", "/a.tgz", 188)}}, two: ran{files: []object{file("created", "/a.tgz", 188)}},
+			want: "reproduced after normalising sizes of compressed files",
+		},
+		{
+			name: "an archive of quite another size", was: ran{files: []object{file("created", "/a.tgz", 187)}},
+			one: ran{files: []object{file("created", "/a.tgz", 288)}}, two: ran{files: []object{file("created", "/a.tgz", 288)}}, want: "diverged at file /a.tgz",
+		},
+		{
 			name: "a file less", was: ran{files: []object{file("created", "/a", 3), file("created", "/b", 3)}},
 			one: ran{files: []object{file("created", "/a", 3)}}, two: ran{files: []object{file("created", "/a", 3)}}, want: "diverged at file /b",
 		},

@@ -236,6 +236,9 @@ func (n *normaliser) inode(p place) (la, lb int) {
 		return 0, 0
 	}
 	a, b := p.rest()
+	if strings.HasSuffix(before, "00:") { // a device, as in maps
+		return span(a, isHex), span(b, isHex)
+	}
 	return span(a, isDigit), span(b, isDigit)
 }
 

@@ -17,11 +17,12 @@ const (
 	normDurations = "durations"
 	normInodes    = "inode and device numbers"
 	normGit       = "git's ids"
+	normPacked    = "sizes of compressed files"
 )
 
 // Normalisers returns the names of all normalisers, in the order in which verdicts name them.
 func Normalisers() []string {
-	return []string{normTimes, normDurations, normPIDs, normTemporary, normHost, normAddresses, normInodes, normGit}
+	return []string{normTimes, normDurations, normPIDs, normTemporary, normHost, normAddresses, normInodes, normGit, normPacked}
 }
 
 // side is a process in one of two records that are compared.
@@ -92,7 +93,8 @@ func hints(argv []string) (git, inodes bool) {
 			ls = true
 		case ls && (w == "-ls" || w == "--inode" || len(w) > 1 && w[0] == '-' && w[1] != '-' && !strings.HasPrefix(w, "-in") && strings.Contains(w, "i") && strings.Trim(w, "-1aAlhirtRSdFn") == ""):
 			inodes = true
-		case strings.Contains(w, "%i"), strings.Contains(w, "%d") && strings.Contains(strings.Join(argv, " "), "stat "), strings.Contains(w, "st_ino"), strings.Contains(w, "st_dev"):
+		case strings.Contains(w, "%i"), strings.Contains(w, "%d") && strings.Contains(strings.Join(argv, " "), "stat "), strings.Contains(w, "st_ino"), strings.Contains(w, "st_dev"),
+			strings.HasPrefix(w, "/proc/") && (base == "maps" || base == "mountinfo"):
 			inodes = true
 		}
 	}

@@ -51,6 +51,7 @@ func TestNormalisersExplain(t *testing.T) {
 		{"copied, 0.1 s, 10.5 MB/s", "copied, 0.12 s, 8.7 MB/s", "durations", ""},
 		{"Device: 0,61\tInode: 1234  Links: 1", "Device: 0,77\tInode: 999999  Links: 1", "inode and device numbers", ""},
 		{"257 a", "301 a", "inode and device numbers", "ls -i"},
+		{"r--p 00000000 00:38d 10612025", "r--p 00000000 00:370 10612025", "inode and device numbers", "cat /proc/self/maps"},
 		{"[main 1a2b3c4] first", "[main 9f8e7d6] first", "git's ids", "git commit -m first"},
 		{"pid 40 at 2026-03-09", "pid 52 at 2026-03-11", "times, process ids", ""},
 		{"size     40 x", "size    552 x", "", ""},
