@@ -41,6 +41,7 @@ var layers = [...][]string{
 	{"internal/journal/trajectory/"},
 	{"internal/replay/"},
 	{"internal/journal/anchor/"},
+	{"internal/journal/content/"},
 	{"internal/journal/bundle/"},
 	{"internal/journal/check/", "internal/journal/meter/"},
 	{"internal/journal/tree/"},
@@ -128,7 +129,7 @@ var laws = [...]law{
 	},
 	{
 		from:  []string{"internal/cli/"},
-		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/journal/bundle/", "internal/journal/check/", "internal/journal/meter/", "internal/journal/trajectory/", "internal/replay/", "internal/errs/", "internal/id/"},
+		allow: []string{"client/", "proto/", "bench/", "internal/selftest/", "internal/fakenet/", "internal/server/", "internal/mcp/", "internal/journal/anchor/", "internal/journal/bundle/", "internal/journal/check/", "internal/journal/meter/", "internal/journal/trajectory/", "internal/replay/", "internal/errs/", "internal/id/"},
 		why:   "the command line talks to the client, as any program does, and to the server only to run it",
 	},
 	{

@@ -58,7 +58,7 @@ or a rule is undecided and none failed; 125 when there is no such sandbox, or th
 			}
 			var s checked
 			if isBundle(args[0]) {
-				err = a.checkBundle(args[0], key, heads, &s)
+				err = a.checkBundle(cmd.Context(), args[0], key, heads, &s)
 			} else if key != "" || len(heads) > 0 {
 				err = usageError("--key and --head are for bundles")
 			} else {
@@ -73,7 +73,7 @@ or a rule is undecided and none failed; 125 when there is no such sandbox, or th
 		},
 	}
 	cmd.Flags().StringVar(&key, "key", "", "of a bundle: the public `KEY` of the log, or a file with it")
-	cmd.Flags().StringArrayVar(&heads, "head", nil, "of a bundle: a `FILE` with a checkpoint that was given out before (repeatable)")
+	cmd.Flags().StringArrayVar(&heads, "head", nil, "of a bundle: a `FILE` or URL with checkpoints that were given out before (repeatable)")
 	return cmd
 }
 
@@ -142,8 +142,8 @@ func readRecord(ctx context.Context, c *client.Client, name string, s *checked) 
 }
 
 // checkBundle reads a bundle and verifies it.
-func (a *app) checkBundle(path, key string, heads []string, s *checked) error {
-	r, err := reliedOn(path, key, heads, func(event json.RawMessage, bodies []bundle.Body) {
+func (a *app) checkBundle(ctx context.Context, path, key string, heads []string, s *checked) error {
+	r, err := reliedOn(ctx, path, key, heads, func(event json.RawMessage, bodies []bundle.Body) {
 		var e check.Event
 		if json.Unmarshal(event, &e) != nil {
 			return // its integrity does not hold
@@ -169,8 +169,8 @@ func (a *app) checkBundle(path, key string, heads []string, s *checked) error {
 func isBundle(arg string) bool { return strings.ContainsAny(arg, "./") }
 
 // reliedOn reads a bundle whose integrity must hold, with every event told to each. It may have holes, as the report says.
-func reliedOn(path, key string, heads []string, each func(json.RawMessage, []bundle.Body)) (bundle.Report, error) {
-	o, err := verifyOptions(key, heads)
+func reliedOn(ctx context.Context, path, key string, heads []string, each func(json.RawMessage, []bundle.Body)) (bundle.Report, error) {
+	o, err := verifyOptions(ctx, key, heads)
 	if err != nil {
 		return bundle.Report{}, err
 	}

@@ -31,23 +31,35 @@ func bodiesOf(e *client.Event) []string {
 	return out
 }
 
-// said shows what a program or code said, under its end.
-func (t *teller) said(ctx context.Context, e *client.Event) error {
-	if !strings.HasSuffix(e.GetType(), ".ended") {
-		return nil
+// saidWhere tells which content of an event was said: by a program or code, under its end, and in a request and its answer.
+func saidWhere(e *client.Event, name string) bool {
+	switch e.GetType() {
+	case "network.request", "model.used":
+		return strings.HasSuffix(name, "_body")
 	}
+	return strings.HasSuffix(e.GetType(), ".ended") && strings.HasPrefix(name, "guest.")
+}
+
+// said shows what was said, under the event that tells of it.
+func (t *teller) said(ctx context.Context, e *client.Event) error {
 	color := t.app.color(t.app.stdout)
 	for _, name := range bodiesOf(e) {
-		if !strings.HasPrefix(name, "guest.") {
+		if !saidWhere(e, name) {
 			continue
 		}
 		b, err := t.client.Journal.Body(ctx, t.id, e.GetSeq(), name)
 		mark, st := "│ ", faint
-		if name == "guest.stderr" {
+		switch name {
+		case "guest.stderr":
 			st = yellow
+		case "server.request_body":
+			mark = "│→ "
+		case "server.answer_body":
+			mark = "│← "
 		}
 		if client.KindOf(err) == client.NotFound {
-			fmt.Fprintln(t.app.stdout, indent, paint(mark+strings.TrimPrefix(name, "guest.")+" is not kept any more, or never was", faint, color))
+			_, short, _ := strings.Cut(name, ".")
+			fmt.Fprintln(t.app.stdout, indent, paint(mark+short+" is not kept any more, or never was", faint, color))
 			continue
 		}
 		if err != nil {

@@ -65,7 +65,7 @@ Exit codes: 0, or 125 when there is no such sandbox, a head does not fit or the 
 	fl := cmd.Flags()
 	fl.StringVar(&x.form, "format", formBundle, "bundle, atif or otlp")
 	fl.StringVarP(&x.output, "output", "o", "", "write to `FILE`, whole or not at all")
-	fl.StringArrayVar(&x.heads, "head", nil, "a `FILE` with a checkpoint that was given out before (repeatable)")
+	fl.StringArrayVar(&x.heads, "head", nil, "a `FILE` or URL with checkpoints that were given out before (repeatable)")
 	fl.StringVar(&x.to, "to", "", "`URL` of a collector that takes OTLP over HTTP")
 	fl.StringArrayVar(&x.header, "header", nil, "`NAME: VALUE` for the collector; NAME alone takes the value from the environment (repeatable)")
 	fl.BoolVar(&x.content, "content", false, "spans hold what calls were given and said")
@@ -92,7 +92,7 @@ func (x *journalExport) check() error {
 
 func (x *journalExport) run(ctx context.Context, c *client.Client, sandbox string) error {
 	if x.form == formBundle {
-		given, err := readHeads(x.heads)
+		given, err := readHeads(ctx, x.heads)
 		if err != nil {
 			return err
 		}

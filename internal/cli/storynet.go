@@ -30,9 +30,23 @@ func tellNetwork(e *client.Event, what string) story {
 		if number(e, "status") >= 400 {
 			st = yellow
 		}
-		return story{words("→ "+target, said(e, "method"), said(e, "path"), said(e, "status")), st}
+		return story{words("→ "+target, said(e, "method"), said(e, "path"), said(e, "status"), count, paren(exchanged(e)), said(e, "note")), st}
 	}
 	return story{words("network", what, paren(allFacts(e))), plain}
+}
+
+// exchanged tells how long a request's body was and its answer's; "" where neither was seen.
+func exchanged(e *client.Event) string {
+	var parts []string
+	for _, one := range []struct{ fact, text string }{{"request_body", "sent"}, {"answer_body", "received"}} {
+		if f := fact(e, one.fact).GetStructValue().GetFields(); f != nil {
+			parts = append(parts, formatSize(int64(f["bytes"].GetNumberValue()))+" "+one.text)
+		}
+	}
+	for _, u := range fact(e, "unfinished").GetListValue().GetValues() {
+		parts = append(parts, u.GetStringValue()+" cut off")
+	}
+	return strings.Join(parts, ", ")
 }
 
 // timesText tells how many events one is; "" where it is one.

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +12,7 @@ import (
 
 	"casemate.dev/client"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/journal/anchor"
 	"casemate.dev/internal/journal/bundle"
 	"casemate.dev/internal/replay"
 )
@@ -42,7 +41,8 @@ func (a *app) verifyCmd() *cobra.Command {
 Without --key the bundle's own key is used: then somebody holds a key that made all of it, and whose it is
 remains open. The server's lies in its keys directory (journal.pub), and "casemate journal checkpoint
 --json" shows it. A head is a file of "casemate journal checkpoint", or the header Casemate-Checkpoint of
-any answer, or several of these, one a line, as in the files that "casemate serve --anchor" writes.
+any answer, or several of these, as in the files that "casemate serve --anchor" writes; or the URL where these are kept,
+which is then read.
 
 A replay is the bundle of a sandbox in which "casemate replay --save" ran processes again, or the directory
 with all of them. Each is verified as well, must be of the same log, and must have begun as the record did
@@ -57,8 +57,8 @@ Exit codes: 0 when all is well; 1 changed; 2 incomplete; 3 not anchored; 4 some 
   casemate verify web.bundle --key journal.pub --head head
   casemate verify web.bundle --replay runs`,
 		Args: exactly(1, "one bundle"),
-		RunE: func(_ *cobra.Command, args []string) error {
-			o, err := verifyOptions(key, heads)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o, err := verifyOptions(cmd.Context(), key, heads)
 			if err != nil {
 				return err
 			}
@@ -96,7 +96,7 @@ Exit codes: 0 when all is well; 1 changed; 2 incomplete; 3 not anchored; 4 some 
 		},
 	}
 	cmd.Flags().StringVar(&key, "key", "", "the public `KEY` of the log, or a file with it")
-	cmd.Flags().StringArrayVar(&heads, "head", nil, "a `FILE` with a checkpoint that was given out before (repeatable)")
+	cmd.Flags().StringArrayVar(&heads, "head", nil, "a `FILE` or URL with checkpoints that were given out before (repeatable)")
 	cmd.Flags().StringArrayVar(&replays, "replay", nil, "a `PATH` of a replay's bundle, or of a directory of them (repeatable)")
 	return cmd
 }
@@ -122,7 +122,7 @@ func unwrapped(err error) error {
 	return err
 }
 
-func verifyOptions(key string, heads []string) (o bundle.Options, err error) {
+func verifyOptions(ctx context.Context, key string, heads []string) (o bundle.Options, err error) {
 	if o.Key = key; key != "" && !strings.Contains(key, "+") {
 		b, err := os.ReadFile(key)
 		if err != nil {
@@ -130,34 +130,21 @@ func verifyOptions(key string, heads []string) (o bundle.Options, err error) {
 		}
 		o.Key = strings.TrimSpace(string(b))
 	}
-	o.Heads, err = readHeads(heads)
+	o.Heads, err = readHeads(ctx, heads)
 	return o, err
 }
 
-// readHeads reads checkpoints from files: one as it is, or any number in base64 as in the header, one a line.
-func readHeads(files []string) ([][]byte, error) {
+// readHeads reads checkpoints from files and URLs.
+func readHeads(ctx context.Context, places []string) ([][]byte, error) {
 	var out [][]byte
-	for _, name := range files {
-		b, err := os.ReadFile(name)
+	for _, place := range places {
+		heads, err := anchor.Read(ctx, place)
 		if err != nil {
-			return nil, errs.New(errs.NotFound, "cannot read the head %s: %v", name, unwrapped(err))
+			return nil, err
 		}
-		out = append(out, headsOf(b)...)
+		out = append(out, heads...)
 	}
 	return out, nil
-}
-
-func headsOf(b []byte) (out [][]byte) {
-	for line := range bytes.Lines(b) {
-		note, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(line)))
-		if err != nil {
-			return [][]byte{b} // a checkpoint as it is, or what will be told to be none
-		}
-		if len(note) > 0 {
-			out = append(out, note)
-		}
-	}
-	return out
 }
 
 func verdictCode(r bundle.Report) int {

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/egress/rules"
+	"casemate.dev/internal/journal/content"
 )
 
 // Policy is everything that the gateway knows about one sandbox. The server sends it when a sandbox
@@ -51,6 +52,8 @@ type Policy struct {
 	// proxy writes it in JSON. Where that can't be read, or is about another proxy, no connection leaves.
 	Via   string  `json:"via,omitempty"`
 	Proxy Private `json:"proxy,omitempty"`
+	// Keep says that the content of inspected requests and answers is kept; else only its hashes are.
+	Keep bool `json:"keep,omitempty"`
 }
 
 // Member is a sandbox as the server presents it to the gateway.
@@ -132,6 +135,8 @@ type Flow struct {
 	DialTo func(ctx context.Context, name string, port uint16, special bool) (net.Conn, error)
 	// Event records something, with the sandbox and target filled in.
 	Event func(Event)
+	// Keep is the sandbox's: whether content of requests and answers is kept.
+	Keep bool
 }
 
 // Hello is what is read of a TLS hello.
@@ -198,7 +203,7 @@ const (
 	EventRefused EventType = "refused"     // something was refused
 	EventCut     EventType = "cut"         // an open connection was ended by a change of the rules or a limit
 	EventSecret  EventType = "secret.used" // a secret was put on a request; Note names it, never its value
-	EventRequest EventType = "request"     // an inspected HTTP request was answered
+	EventRequest EventType = "request"     // an inspected HTTP request came to its end, or was answered here (Note says why)
 	// EventMisplaced: a placeholder stood where its secret is not bound, and was left there; Note says where.
 	EventMisplaced EventType = "secret.misplaced"
 	// EventMasked: a secret was taken out of a response, or could not be looked for; Note says which.
@@ -208,9 +213,9 @@ const (
 	EventDropped EventType = "dropped" // events of the sandbox are missing; Count says how many, where that is known
 )
 
-// Event is one thing that the gateway saw. It never holds a value of a secret, a query or a body.
+// Event is one thing that the gateway saw. Its facts never hold a value of a secret, a query or a body; see Bodies.
 //
-//casemate:facts server network.opened network.closed network.refused network.cut network.request secret.used secret.misplaced model.used = -sandbox,time,type
+//casemate:facts server network.opened network.closed network.refused network.cut network.request secret.used secret.misplaced secret.masked model.used = -sandbox,time,type,bodies
 type Event struct {
 	Sandbox string         `json:"sandbox,omitempty"`
 	Time    time.Time      `json:"time,omitzero"`
@@ -239,6 +244,65 @@ type Event struct {
 	TokensIn  int64  `json:"tokens_in,omitempty"`
 	TokensOut int64  `json:"tokens_out,omitempty"`
 	Estimated bool   `json:"estimated,omitempty"`
+	// Unfinished names what of a request and its answer did not come to its end; then their content is what passed.
+	Unfinished []string `json:"unfinished,omitempty"`
+	// NotKept says why content that should be kept is not. Its hashes are there.
+	NotKept string `json:"not_kept,omitempty"`
+	// Bodies are the request as the sandbox made it, before anything was put on it, and the answer as the sandbox got
+	// it, by BodyNames; nil where they were not seen, and where the event is a sum. They go beside the record.
+	Bodies map[string]content.Kept `json:"bodies,omitempty"`
+}
+
+// The names of a request's bodies and of its answer's, in the order in which they are recorded.
+const (
+	BodyRequestHead = "request"      // a RequestHead, as JSON
+	BodyRequest     = "request_body" //
+	BodyAnswerHead  = "answer"       // an AnswerHead, as JSON
+	BodyAnswer      = "answer_body"  // as it went to the sandbox, with the encoding that its head tells of
+)
+
+// BodyNames returns all of them.
+func BodyNames() []string {
+	return []string{BodyRequestHead, BodyRequest, BodyAnswerHead, BodyAnswer}
+}
+
+// Concealed stands for the value of a header that is a credential, whoever it is of.
+const Concealed = "[left out]"
+
+// RequestHead is a request as the sandbox made it.
+type RequestHead struct {
+	Method string `json:"method"`
+	// URL is the whole one, with its query; a placeholder of a secret stands there as the sandbox wrote it.
+	URL    string              `json:"url"`
+	Header map[string][]string `json:"header,omitempty"`
+}
+
+// AnswerHead is an answer as the sandbox got it.
+type AnswerHead struct {
+	Status int                 `json:"status"`
+	Header map[string][]string `json:"header,omitempty"`
+}
+
+// Content is how many bytes of content e holds.
+func (e Event) Content() int {
+	n := 0
+	for _, k := range e.Bodies {
+		n += len(k.Data)
+	}
+	return n
+}
+
+// WithoutContent returns e with hashes alone, where it holds content, and why that is not kept.
+func (e Event) WithoutContent(why string) Event {
+	if e.Content() == 0 {
+		return e
+	}
+	bodies := make(map[string]content.Kept, len(e.Bodies))
+	for name, k := range e.Bodies {
+		bodies[name] = k.WithoutData()
+	}
+	e.Bodies, e.NotKept = bodies, why
+	return e
 }
 
 // Usage is what a sandbox has moved and has open.

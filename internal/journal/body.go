@@ -1,20 +1,14 @@
 package journal
 
 import (
-	"encoding/hex"
 	"encoding/json"
-	"hash"
 
-	"casemate.dev/internal/journal/bundle"
+	"casemate.dev/internal/journal/content"
 	"casemate.dev/internal/store"
 )
 
-// MaxBody is how many bytes of a body are kept. Of a longer one the hash covers all, and its beginning and its end are
-// kept, half of MaxBody of each.
-const MaxBody = 64 << 10
-
-// SaltSize is the length of a body's salt in bytes.
-const SaltSize = 32
+// MaxBody is how many bytes of a body are kept.
+const MaxBody = content.Most
 
 // Body is content that an event speaks of and does not hold: arguments, input, output. The event holds a
 // hash of it behind a random salt, so that the content can be erased later and the event's proof holds on;
@@ -32,11 +26,7 @@ type Body struct {
 	Tail int64
 	// Salt goes before the content into the hash; nil where it was erased.
 	Salt []byte
-
-	ref bundle.Ref
 }
-
-func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
 // withMember adds a member to a JSON object.
 func withMember(object json.RawMessage, name string, value []byte) json.RawMessage {

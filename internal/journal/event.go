@@ -72,6 +72,7 @@ const (
 	SecretPolicy     Type = "secret.policy"    // what a class of secrets may be bound to
 	SecretUsed       Type = "secret.used"      // put on a request of the sandbox
 	SecretMisplaced  Type = "secret.misplaced" // a placeholder stood where its secret is not bound
+	SecretMasked     Type = "secret.masked"    // taken out of an answer, or it could not be looked for there
 	TemplateNetwork  Type = "template.network" // what sandboxes of a template may reach by default
 	TemplateShared   Type = "template.shared"  // whether every key may start from a template that was built here
 	ModelRoute       Type = "model.route"      // a way to a model provider was made, changed or removed
@@ -86,7 +87,7 @@ const (
 	NetworkClosed  Type = "network.closed"
 	NetworkRefused Type = "network.refused"
 	NetworkCut     Type = "network.cut"     // by a change of the rules, or a limit
-	NetworkRequest Type = "network.request" // an inspected request was answered
+	NetworkRequest Type = "network.request" // an inspected request came to its end, or was answered by the gateway itself
 	Conflict       Type = "conflict"        // the guest's word and the kernel's differ
 	Gap            Type = "gap"             // something was not recorded; facts say what and why
 	JournalBegun   Type = "journal.begun"   // the log that proves events was begun

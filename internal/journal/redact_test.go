@@ -17,42 +17,6 @@ import (
 	"casemate.dev/internal/store"
 )
 
-// TestKeepersHashAllAndKeepBothEnds writes in pieces of any size, and compares with the whole.
-func TestKeepersHashAllAndKeepBothEnds(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		k := NewKeeper(true)
-		var whole []byte
-		for _, n := range rapid.SliceOfN(rapid.IntRange(0, MaxBody), 0, 8).Draw(t, "sizes") {
-			piece := bytes.Repeat([]byte{byte(len(whole))}, n)
-			_, _ = k.Write(piece)
-			whole = append(whole, piece...)
-		}
-		b := k.body(Guest, "stdout")
-		if b.Size != int64(len(whole)) || k.Size() != b.Size {
-			t.Fatalf("%d bytes are %d", len(whole), b.Size)
-		}
-		if len(whole) == 0 {
-			return
-		}
-		if b.ref.Body != bundle.HashBody(b.Salt, whole) {
-			t.Fatal("the hash is of something else")
-		}
-		want := whole
-		if len(whole) > MaxBody {
-			want = append(bytes.Clone(whole[:MaxBody/2]), whole[len(whole)-MaxBody/2:]...)
-			if b.ref.Kept != MaxBody || b.ref.Tail != MaxBody/2 || b.ref.Head != bundle.HashBody(b.Salt, want) {
-				t.Fatalf("of %d bytes: %+v", len(whole), b.ref)
-			}
-		}
-		if !bytes.Equal(b.Data, want) {
-			t.Fatalf("of %d bytes %d are kept", len(whole), len(b.Data))
-		}
-		if cap(k.head)+cap(k.tail) > 3*MaxBody {
-			t.Fatalf("%d bytes of memory", cap(k.head)+cap(k.tail))
-		}
-	})
-}
-
 // TestHashesAreKeptAlone records content of which only the hash is wanted.
 func TestHashesAreKeptAlone(t *testing.T) {
 	l, _ := openSigned(t, t.TempDir())

@@ -87,11 +87,13 @@ func (s *Store) Between(ctx context.Context, id string, p Plan, from, to Point) 
 	return b.out, nil
 }
 
-// Bounds of comparisons between points, which the server makes unasked: how many files may differ, and how many
-// sandboxes are compared at the same time.
+// Bounds of comparisons between points, which the server makes unasked: how many files may differ, how many bytes their
+// paths may have, what names of directories may take that are at hand, and how many sandboxes are compared at the same time.
 const (
-	maxBetween   = 50_000
-	maxComparing = 4
+	maxBetween      = 50_000
+	maxBetweenPaths = 8 << 20
+	maxBetweenNames = 24 << 20
+	maxComparing    = 4
 )
 
 // between finds out how files differ between two points.
@@ -113,7 +115,7 @@ func (b *between) part(p diffPart, top string) error {
 		return err
 	}
 	b.at = strings.TrimPrefix(p.to[0], top+"/")
-	b.touched, b.limit = b.known.of(b.at), maxBetween
+	b.touched, b.limit, b.bytes, b.names = b.known.of(b.at), maxBetween, maxBetweenPaths, maxBetweenNames
 	b.moved, b.taken = map[string]string{}, map[string]bool{}
 	changes, err := b.all()
 	if err != nil {
@@ -277,7 +279,7 @@ func (b *between) left(from, to string) error {
 		return err
 	}
 	names := map[string]bool{}
-	if err := b.from.names(from, n, which, names); err != nil {
+	if err := b.from.names(from, n, which, names, b.mostNames()); err != nil {
 		return err
 	}
 	for name := range names {

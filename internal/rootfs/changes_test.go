@@ -279,6 +279,30 @@ func TestTooManyChanges(t *testing.T) {
 	if err := c.entry("x"); !errs.Is(err, errs.ResourceExhausted) {
 		t.Errorf("by their paths: %v", err)
 	}
+	c = comparison{names: 1000, held: 900}
+	few, many := map[string]bool{"a": true}, map[string]bool{strings.Repeat("n", 100): true}
+	release, err := c.hold(few)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.hold(many); !errs.Is(err, errs.ResourceExhausted) {
+		t.Errorf("by the names at hand: %v", err)
+	}
+	if release(); c.held != 900 {
+		t.Errorf("%d are held", c.held)
+	}
+	dir := t.TempDir()
+	for i := range 100 {
+		text(t, fmt.Sprintf("%s/%d", dir, i), "")
+	}
+	root, err := fd.OpenRoot(dir)
+	must(t, err)
+	defer root.Close()
+	for most, fits := range map[int]bool{100 * (nameCost + 2): true, 100 * nameCost: false} {
+		if err := (view{root}).names("", 1, []bool{true}, map[string]bool{}, most); (err == nil) != fits {
+			t.Errorf("100 names in %d bytes: %v", most, err)
+		}
+	}
 }
 
 // deepen makes a chain of directories, too long for any path.

@@ -29,8 +29,11 @@ type comparison struct {
 	first   bool
 	changes []Change
 	limit   int // of listed; 0: maxChanges
+	bytes   int // of paths; 0: maxChangePaths
+	names   int // what names may take; 0: maxNamesHeld
 	listed  int // how many there are, also of earlier parts of one answer
 	paths   int // bytes of their paths
+	held    int // what the names of directories take that are at hand
 }
 
 // run compares the layers in the directories from with those in to, the topmost first.
@@ -67,6 +70,11 @@ func (c *comparison) directory(path string) error {
 	if err != nil {
 		return err
 	}
+	release, err := c.hold(names)
+	if err != nil {
+		return err
+	}
+	defer release()
 	for name := range names {
 		if err := c.ctx.Err(); err != nil {
 			return err
@@ -81,6 +89,18 @@ func (c *comparison) directory(path string) error {
 	}
 	return nil
 }
+
+// hold counts names that are at hand until they are released.
+func (c *comparison) hold(names map[string]bool) (release func(), err error) {
+	n := held(names)
+	if c.held+n > c.mostNames() {
+		return nil, tooManyNames(c.mostNames())
+	}
+	c.held += n
+	return func() { c.held -= n }, nil
+}
+
+func (c *comparison) mostNames() int { return cmp.Or(c.names, maxNamesHeld) }
 
 // candidates returns the names in a directory that may differ.
 func (c *comparison) candidates(path string) (map[string]bool, error) {
@@ -102,10 +122,10 @@ func (c *comparison) candidates(path string) (map[string]bool, error) {
 		maps.Copy(names, below)
 		return names, err
 	}
-	if err := c.from.names(path, m, inFrom, names); err != nil {
+	if err := c.from.names(path, m, inFrom, names, c.mostNames()); err != nil {
 		return nil, err
 	}
-	return names, c.to.names(path, n, inTo, names)
+	return names, c.to.names(path, n, inTo, names, c.mostNames())
 }
 
 // differs reports whether anything differs at path or below it. Preconditions: c.first is set.
@@ -128,9 +148,9 @@ func (c *comparison) entry(path string) error {
 		// 10 KB of disk, took 2.3 GB of the server.
 		return nil
 	}
-	if c.listed > c.most() || c.paths > maxChangePaths {
+	if most := cmp.Or(c.bytes, maxChangePaths); c.listed > c.most() || c.paths > most {
 		return errs.New(errs.ResourceExhausted, "more files differ than can be listed (%d, with %d MiB of paths)",
-			c.most(), maxChangePaths>>20).WithHint("look inside the sandbox, or copy the directories you need")
+			c.most(), most>>20).WithHint("look inside the sandbox, or copy the directories you need")
 	}
 	before, err := c.from.find(path)
 	if err != nil {
@@ -195,9 +215,14 @@ func (c *comparison) fresh(path string, i fd.Info) error {
 		return err
 	}
 	names := map[string]bool{}
-	if err := c.to.names(path, n, which, names); err != nil {
+	if err := c.to.names(path, n, which, names, c.mostNames()); err != nil {
 		return err
 	}
+	release, err := c.hold(names)
+	if err != nil {
+		return err
+	}
+	defer release()
 	hidden := c.from
 	c.from = nil // nothing of it shows below what is new
 	defer func() { c.from = hidden }()

@@ -124,7 +124,7 @@ func (g *digester) directory(path string) error {
 		return err
 	}
 	names := map[string]bool{}
-	if err := g.view.names(path, n, which, names); err != nil {
+	if err := g.view.names(path, n, which, names, maxNamesHeld); err != nil {
 		return err
 	}
 	if g.marks && path != "" {

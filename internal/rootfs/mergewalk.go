@@ -242,7 +242,7 @@ func (p *mergePart) shownNames(side int, path string) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	return names, v.names(path, n, which, names)
+	return names, v.names(path, n, which, names, maxNamesHeld)
 }
 
 // tree takes what theirs has at a path, whole. added says that ours has nothing there.

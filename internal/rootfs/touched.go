@@ -55,7 +55,7 @@ func (t *touched) lead(ctx context.Context, to *os.File, i btrfs.Inode) error {
 		return err
 	}
 	t.paths += len(path)
-	if i.Links > 1 || path == "" && !i.Top() || t.paths > maxChangePaths {
+	if i.Links > 1 || path == "" && !i.Top() || t.paths > maxBetweenPaths {
 		t.below = nil
 		return nil
 	}

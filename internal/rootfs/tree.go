@@ -162,7 +162,7 @@ func (t *Tree) Names(p string) ([]string, error) {
 		return nil, err
 	}
 	all := map[string]bool{}
-	if err := t.view.names(p, n, which, all); err != nil {
+	if err := t.view.names(p, n, which, all, maxNamesHeld); err != nil {
 		return nil, err
 	}
 	out := make([]string, 0, len(all))

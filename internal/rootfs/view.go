@@ -157,11 +157,34 @@ func isOpaque(root *os.File, path string) (bool, error) {
 // opaqueDir is isOpaque for an open directory.
 func opaqueDir(dir *os.File) (bool, error) { return isOpaque(dir, ".") }
 
-// maxNames bounds the names of one directory: whoever wrote them chose how many.
-const maxNames = 1 << 20
+// Bounds of the names of directories: whoever wrote them chose how many, and how long.
+const (
+	maxNames = 1 << 20 // of one
+	// maxNamesHeld bounds what names take that are at hand at the same time: of one directory, and in a comparison of all
+	// from there up. Each counts its bytes and nameCost more.
+	maxNamesHeld = 96 << 20
+	nameCost     = 48
+	// namesAtOnce is how many are read at once.
+	namesAtOnce = 4096
+)
 
-// names adds the names that the layers among the first n of a view have in a directory.
-func (v view) names(path string, n int, which []bool, into map[string]bool) error {
+func tooManyNames(most int) error {
+	return errs.New(errs.ResourceExhausted, "a directory holds more files than can be compared (%d, with %d MiB of names)", maxNames, most>>20).
+		WithHint("look inside the sandbox")
+}
+
+// held returns what names take.
+func held(names map[string]bool) int {
+	n := 0
+	for name := range names {
+		n += len(name) + nameCost
+	}
+	return n
+}
+
+// names adds the names that the layers among the first n of a view have in a directory. All together may take most.
+func (v view) names(path string, n int, which []bool, into map[string]bool, most int) error {
+	have := held(into)
 	for i := range n {
 		if !which[i] {
 			continue
@@ -170,17 +193,22 @@ func (v view) names(path string, n int, which []bool, into map[string]bool) erro
 		if err != nil {
 			return err
 		}
-		all, err := dir.Readdirnames(maxNames + 1)
+		for err == nil {
+			var some []string
+			some, err = dir.Readdirnames(namesAtOnce)
+			for _, name := range some {
+				if !into[name] {
+					into[name] = true
+					have += len(name) + nameCost
+				}
+			}
+			if len(into) > maxNames || have > most {
+				err = tooManyNames(most)
+			}
+		}
 		_ = dir.Close()
-		if err != nil && !errors.Is(err, io.EOF) {
+		if !errors.Is(err, io.EOF) {
 			return err
-		}
-		for _, name := range all {
-			into[name] = true
-		}
-		if len(into) > maxNames {
-			return errs.New(errs.ResourceExhausted, "a directory holds more files than can be compared (%d)", maxNames).
-				WithHint("look inside the sandbox")
 		}
 	}
 	return nil

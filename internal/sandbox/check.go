@@ -35,7 +35,7 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	s.Isolation = or(s.Isolation, d.Isolation)
 	s.Limits = fillLimits(s.Limits, d.Limits)
 	s.Lifetime = or(s.Lifetime, d.Lifetime)
-	s.Record = or(s.Record, RecordContent)
+	s.Record = m.recordFor(p, s.Record)
 	s.Labels, s.Env = maps.Clone(s.Labels), maps.Clone(s.Env)
 	s.AllowMissing = slices.Clone(s.AllowMissing)
 	var c checker
@@ -76,6 +76,17 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	return s, m.checkRights(p, s)
 }
 
+// recordFor picks how much content is kept of a new sandbox: what the caller or the commit says, else for a sandbox's
+// child what its parent has, since it may not have less.
+func (m *Manager) recordFor(p Principal, asked Recording) Recording {
+	if asked == "" && p.Sandbox != "" {
+		if parent := m.find(p.Sandbox); parent != nil {
+			asked = parent.snapshot().Spec.Record
+		}
+	}
+	return or(asked, RecordContent)
+}
+
 // profileFor picks the profile: what the caller says, else what the server says, else the template's
 // first.
 func profileFor(t rootfs.Template, asked, byDefault Profile) (Profile, error) {
@@ -114,7 +125,7 @@ func (m *Manager) checkRights(p Principal, s Spec) error {
 		return errs.New(errs.FailedPrecondition, "sandbox %s has ended and can have no children", p.Sandbox)
 	}
 	above := parent.snapshot().Spec
-	if s.Record.rank() < above.Record.rank() {
+	if !s.Record.keeps(above.Record) {
 		return errs.New(errs.PermissionDenied, "a child's record keeps no less than its parent's, which keeps %s", or(above.Record, RecordContent))
 	}
 	if s.Profile == isolation.Standard && above.Profile != isolation.Standard {

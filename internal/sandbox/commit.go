@@ -307,7 +307,8 @@ func (m *Manager) startingCommit(ctx context.Context, p Principal, s *Spec) (roo
 	s.Template, s.Commit, s.layer = from.Template, c.ID, c.layer
 	s.Isolation = or(s.Isolation, from.Isolation)
 	s.User, s.Dir, s.Service = or(s.User, from.User), or(s.Dir, from.Dir), or(s.Service, from.Service)
-	s.Image, s.FileChanges = or(s.Image, from.Image), or(s.FileChanges, from.FileChanges)
+	s.Image = or(s.Image, from.Image)
+	s.Record, s.FileChanges = or(s.Record, from.Record), or(s.FileChanges, from.FileChanges)
 	s.Limits = fillLimits(s.Limits, from.Limits)
 	if len(s.Workspaces) == 0 {
 		s.Workspaces = slices.Clone(from.Workspaces)

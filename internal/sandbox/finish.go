@@ -83,6 +83,8 @@ type serverEndFacts struct {
 	Refused []Refusal `json:"refused,omitempty"`
 	// Unread says that there was output of which the server saw nothing.
 	Unread bool `json:"output_unread,omitempty"`
+	// StdinLost is how many bytes of its input at most are not in stdin, as where a server was killed meanwhile.
+	StdinLost int64 `json:"stdin_lost,omitempty"`
 }
 
 // kernelEndFacts are the kernel's facts of process.ended.
@@ -127,11 +129,12 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Pr
 		h = m.saidBy(pr)
 	}
 	server.Unread = h == nil && info.Bytes > 0
+	server.StdinLost = stdin.lost + stdin.unsure
 	e := event(journal.ProcessEnded, pr.actor, server)
 	e.Sandbox, e.Process = b.id, pr.id
 	//casemate:fact server process.ended stdin body what it was given later
-	if stdin != nil {
-		e = e.WithKept(journal.Server, "stdin", stdin)
+	if stdin.k != nil {
+		e = e.WithKept(journal.Server, "stdin", stdin.k)
 	}
 	if !gone {
 		e = e.With(journal.Guest, guestFacts(info, h))
@@ -152,7 +155,7 @@ func (m *Manager) finish(pr *proc, info guestwire.ProcessInfo, h *transcript) Pr
 	left := b.changes.ended(pr, p.Leftover > 0)
 	b.mu.Lock()
 	pr.info, pr.left = p, left
-	pr.input, pr.stdin = nil, nil // recorded, and no longer to be held while its end is remembered
+	pr.input, pr.stdin = nil, given{} // recorded, and no longer to be held while its end is remembered
 	m.retireLocked(b, pr)
 	b.mu.Unlock()
 	close(pr.ended)

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/journal/content"
 )
 
 // These names let packages above speak of the network without importing what lies below.
@@ -123,9 +125,9 @@ func (m *Manager) expand(n *Network) ([]rules.Rule, error) {
 	return rules.Expand(n.Rules, m.cfg.NetworkSet)
 }
 
-func (m *Manager) policyOf(n *Network) (egress.Policy, error) {
+func (m *Manager) policyOf(level Recording, n *Network) (egress.Policy, error) {
 	list, err := m.expand(n)
-	return egress.Policy{Rules: list, Limits: n.Limits, Via: n.Proxy}, err
+	return egress.Policy{Rules: list, Limits: n.Limits, Via: n.Proxy, Keep: level.keeps(RecordContent)}, err
 }
 
 // Granted is what a sandbox with a network gets beside it.
@@ -182,7 +184,7 @@ func networkOf(n *Network, s *isolation.Spec) {
 
 // member describes a sandbox with a network for the gateway.
 func (m *Manager) member(b *box, inst isolation.Instance, n *Network) (egress.Member, error) {
-	p, err := m.policyOf(n)
+	p, err := m.policyOf(b.snapshot().Spec.Record, n)
 	return egress.Member{ID: b.id, Policy: p, Open: func(ctx context.Context) (*os.File, error) { return inst.Device(ctx) }}, err
 }
 
@@ -256,7 +258,7 @@ func (m *Manager) setNetwork(ctx context.Context, p Principal, b *box, n *Networ
 	if err := m.checkNetwork(p, n); err != nil {
 		return err
 	}
-	policy, err := m.policyOf(n)
+	policy, err := m.policyOf(now.Spec.Record, n)
 	if err != nil {
 		return err
 	}
@@ -297,16 +299,41 @@ func (m *Manager) RecordNetwork(list []egress.Event) error {
 		if e.Type == egress.EventDropped {
 			t = journal.Gap
 		}
-		je := event(t, "", networkFacts(e))
+		je, err := withBodies(event(t, "", networkFacts(e)), e.Bodies)
+		if err != nil {
+			m.log.Error("the gateway tells of content that can't be; it is left out", "sandbox", e.Sandbox, "error", err)
+			e.NotKept = "what the gateway told of it can't be"
+			je = event(t, "", networkFacts(e))
+		}
 		je.Sandbox, je.Time = e.Sandbox, e.Time
 		m.journal.Post(je)
 	}
 	return nil
 }
 
+// withBodies adds a request and its answer to the event that tells of them.
+//
+//casemate:fact server network.request,model.used request body the request as the sandbox made it: method, url and header, as JSON
+//casemate:fact server network.request,model.used request_body body
+//casemate:fact server network.request,model.used answer body the answer as the sandbox got it: status and header, as JSON
+//casemate:fact server network.request,model.used answer_body body
+func withBodies(e journal.Event, bodies map[string]content.Kept) (journal.Event, error) {
+	for _, name := range egress.BodyNames() {
+		k, ok := bodies[name]
+		if !ok {
+			continue
+		}
+		if err := k.Check(); err != nil {
+			return e, fmt.Errorf("%s: %w", name, err)
+		}
+		e = e.WithContent(journal.Server, name, k)
+	}
+	return e, nil
+}
+
 // networkFacts leaves out what the journal's event says already.
 func networkFacts(e egress.Event) egress.Event {
-	e.Sandbox, e.Time, e.Type = "", time.Time{}, ""
+	e.Sandbox, e.Time, e.Type, e.Bodies = "", time.Time{}, "", nil
 	return e
 }
 

@@ -235,7 +235,7 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 }
 
 func newRestored(b *box, p Process) *proc {
-	pr := &proc{id: p.ID, box: b, started: make(chan struct{}), ended: make(chan struct{}), info: p}
+	pr := &proc{id: p.ID, box: b, started: make(chan struct{}), ended: make(chan struct{}), writing: make(chan struct{}, 1), info: p}
 	pr.answered()
 	return pr
 }

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"bytes"
 	"context"
 	"time"
 
@@ -85,24 +84,6 @@ func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, scope isolat
 		return pr.snapshot(), errs.New(errs.Internal, "the guest ended the output of a running process")
 	}
 	return m.cutShort(ctx, pr, err)
-}
-
-// feed writes all of a process's input and closes it.
-func (m *Manager) feed(pr *proc, input []byte) {
-	ctx, cancel := context.WithCancel(m.ctx)
-	defer cancel()
-	go func() { // a process that ends without reading must not hold this up
-		select {
-		case <-pr.ended:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	// A process that closes its input, or ends, before it has read everything is no fault of anybody.
-	r, _ := pr.box.guest.Input(ctx, guestwire.InputRequest{ID: pr.id, Offset: 0, Close: true}, bytes.NewReader(input))
-	if pr.given() == nil { // else its start tells of it
-		pr.took(input, r.Offset)
-	}
 }
 
 // followOther follows a process that another call started.

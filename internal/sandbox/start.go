@@ -33,6 +33,8 @@ type proc struct {
 	failed  error
 	// ended is closed once its end is recorded.
 	ended chan struct{}
+	// writing has a place for the one who writes to its input.
+	writing chan struct{}
 
 	// What follows is guarded by box.mu.
 	info      Process
@@ -40,7 +42,7 @@ type proc struct {
 	finishing bool            // somebody records the end
 	watched   bool            // a watcher waits for the end
 	input     []byte          // what it is given right at its start
-	stdin     *journal.Keeper // what it was given later; nil: nothing
+	stdin     given           // what it was given later
 	left      bool            // it has ended, and some of its tree live on
 }
 
@@ -151,7 +153,7 @@ func (m *Manager) admit(ctx context.Context, p Principal, b *box, s *ProcessSpec
 	}
 	pr := &proc{
 		id: s.ID, box: b, actor: p.ID,
-		started: make(chan struct{}), ended: make(chan struct{}), asked: wall(m.clock.Now()),
+		started: make(chan struct{}), ended: make(chan struct{}), writing: make(chan struct{}, 1), asked: wall(m.clock.Now()),
 		info: Process{ID: s.ID, Tag: s.Tag, SandboxID: b.id, Argv: slices.Clone(s.Argv), TTY: s.TTY},
 	}
 	b.mu.Lock()

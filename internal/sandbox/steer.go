@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"bytes"
 	"context"
 	"slices"
 
@@ -130,26 +129,6 @@ func (m *Manager) running(ctx context.Context, p Principal, ref, processID strin
 		return nil, err
 	}
 	return pr, nil
-}
-
-// Input writes to a process's standard input or terminal, and with closeAfter closes it. It returns
-// how many bytes the process was given in all. offset is how many the caller knows to be taken, so
-// that a repeated call writes nothing twice, or -1. It blocks while the process does not read.
-// Kinds: FailedPrecondition (no standard input, it has ended, the offset is not reached).
-func (m *Manager) Input(ctx context.Context, p Principal, ref, processID string, offset int64, data []byte, closeAfter bool) (int64, error) {
-	if offset < -1 {
-		return 0, invalid("offset is %d", offset).WithHint("use -1 for: wherever it stands")
-	}
-	pr, err := m.running(ctx, p, ref, processID)
-	if err != nil {
-		return 0, err
-	}
-	defer m.done(pr.box)
-	gctx, stop := m.attended(ctx, pr.box)
-	defer stop()
-	r, err := pr.box.guest.Input(gctx, guestwire.InputRequest{ID: pr.id, Offset: offset, Close: closeAfter}, bytes.NewReader(data))
-	pr.took(data, r.Offset)
-	return r.Offset, cause(gctx, err)
 }
 
 // maxSignal is SIGRTMAX of Linux.

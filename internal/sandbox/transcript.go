@@ -19,7 +19,8 @@ type Recording string
 const (
 	// RecordHashes keeps no content. Programs' arguments are kept with the processes nevertheless, as long as these are.
 	RecordHashes Recording = "hashes"
-	// RecordContent keeps arguments, code, what was written to programs, and what they and code said. It is the default.
+	// RecordContent keeps arguments, code, what was written to programs, what they and code said, and the inspected
+	// requests of the sandbox with their answers. It is the default.
 	RecordContent Recording = "content"
 	// RecordAll keeps also the files that were read and written through the API.
 	RecordAll Recording = "all"
@@ -36,6 +37,9 @@ func (r Recording) rank() int {
 	return 1
 }
 
+// keeps reports whether content is kept that is kept from a level on.
+func (r Recording) keeps(from Recording) bool { return r.rank() >= from.rank() }
+
 func (c *checker) recording(r Recording) {
 	c.that(r == "" || r == RecordHashes || r == RecordContent || r == RecordAll, "use hashes, content or all", "record is %s", quote(string(r)))
 }
@@ -48,7 +52,7 @@ func (b *box) keeper(from Recording) *journal.Keeper {
 }
 
 func (b *box) keeperLocked(from Recording) *journal.Keeper {
-	return journal.NewKeeper(b.sb.Spec.Record.rank() >= from.rank())
+	return journal.NewKeeper(b.sb.Spec.Record.keeps(from))
 }
 
 // keeping adds content to an event, kept from a level on.
@@ -193,23 +197,6 @@ func (pr *proc) given() []byte {
 	pr.box.mu.Lock()
 	defer pr.box.mu.Unlock()
 	return pr.input
-}
-
-// took notes what a process's input was given: the end of data, so that it has had upTo bytes in all. Terminals are left
-// out: what is typed there may be a password, and what is to be seen of it is in the output.
-func (pr *proc) took(data []byte, upTo int64) {
-	b := pr.box
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if pr.info.TTY || pr.finishing {
-		return
-	}
-	if pr.stdin == nil {
-		pr.stdin = b.keeperLocked(RecordContent)
-	}
-	if n := upTo - pr.stdin.Size(); n > 0 {
-		_, _ = pr.stdin.Write(data[max(0, int64(len(data))-n):]) // never fails
-	}
 }
 
 // Redact erases content that an event of a sandbox speaks of, none: all of it, and records that. A process's arguments

@@ -6,10 +6,14 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"casemate.dev/internal/egress"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/journal/content"
 )
 
 // lastOf returns a sandbox's newest event of a type.
@@ -110,6 +114,59 @@ func TestWhatProcessesAreGivenIsKept(t *testing.T) {
 	}
 }
 
+// Whatever is written side by side is kept whole and in the order in which the process got it: what cat says.
+func TestInputSideBySideIsKept(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{})
+	p := s.start(sb.ID, ProcessSpec{Argv: []string{"cat"}, Stdin: true})
+	var all sync.WaitGroup
+	for i := range 40 {
+		all.Go(func() {
+			if _, err := s.Input(t.Context(), alice, sb.ID, p.ID, -1, fmt.Appendf(nil, "line %d\n", i), false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if _, err := s.Input(t.Context(), alice, sb.ID, p.ID, -1, nil, true); err != nil {
+		t.Fatal(err)
+	}
+	s.wait(sb.ID, p.ID)
+	e := s.ended(sb.ID, p.ID)
+	got, err := s.body(e, "server.stdin")
+	if err != nil || strings.Count(got, "\n") != 40 {
+		t.Errorf("kept %q, %v", got, err)
+	}
+	if said, err := s.body(e, "guest.stdout"); said != got || err != nil {
+		t.Errorf("cat said %q, %v", said, err)
+	}
+}
+
+// What a process took of input that could not be written whole, or while another server was there, is told of as far as it
+// is known.
+func TestInputThatIsNotKeptIsCounted(t *testing.T) {
+	pr := &proc{box: &box{}}
+	steps := []struct {
+		start int64
+		data  string
+		upTo  int64
+	}{
+		{5, "67", 7},     // five bytes went to an earlier server
+		{-1, "89abc", 9}, // two were taken before the process closed its input
+		{7, "89ab", 11},  // again, and two are new
+		{-1, "xyz", -1},  // nobody knows
+		{12, "d", 13},    // one of the three was taken
+		{-1, "uv", -1},   // nobody knows, and nothing follows
+	}
+	for _, step := range steps {
+		pr.took(step.start, []byte(step.data), step.upTo, true)
+	}
+	k := pr.stdin.k.Kept()
+	if string(k.Data) != "6789abd" || pr.stdin.lost != 6 || pr.stdin.unsure != 2 {
+		t.Errorf("%q, %d lost, %d unsure", k.Data, pr.stdin.lost, pr.stdin.unsure)
+	}
+}
+
 func TestWhatCodeSaysIsKept(t *testing.T) {
 	s := newWorld(t).serve()
 	sb := s.create(alice, Spec{})
@@ -179,6 +236,9 @@ func TestSandboxesKeepTheirRecord(t *testing.T) {
 	if _, err := s.Create(t.Context(), inside, Spec{Record: RecordContent}, CreateOptions{}); !errs.Is(err, errs.PermissionDenied) {
 		t.Errorf("a child with less: %v", err)
 	}
+	if child, err := s.Create(t.Context(), inside, Spec{}, CreateOptions{}); err != nil || child.Spec.Record != RecordAll {
+		t.Errorf("a child that says nothing keeps %q, %v", child.Spec.Record, err)
+	}
 	if _, err := s.Redact(t.Context(), bob, sb.ID, journal.Redaction{Event: e.Seq}); !errs.Is(err, errs.NotFound) {
 		t.Errorf("somebody else: %v", err)
 	}
@@ -240,4 +300,57 @@ func TestArgumentsAreForgotten(t *testing.T) {
 	}
 	check(s)
 	check(s.crash())
+}
+
+// TestCommitsCarryTheLevel: what is made from a sandbox's files keeps as much as it, unless told otherwise.
+func TestCommitsCarryTheLevel(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{Record: RecordHashes})
+	c := s.commit(sb.ID, CommitOptions{})
+	if got := s.create(alice, Spec{Template: c.ID}).Spec.Record; got != RecordHashes {
+		t.Errorf("from the commit: %q", got)
+	}
+	if got := s.create(alice, Spec{Template: c.ID, Record: RecordAll}).Spec.Record; got != RecordAll {
+		t.Errorf("from the commit, with a level: %q", got)
+	}
+	_, forks, err := s.Fork(t.Context(), alice, sb.ID, ForkOptions{})
+	if err != nil || forks[0].Err != nil || forks[0].Sandbox.Spec.Record != RecordHashes {
+		t.Errorf("a fork: %+v, %v", forks, err)
+	}
+}
+
+// TestRequestsAreKeptBesideTheRecord takes what the gateway tells of a request and its answer; what can't be is left out.
+func TestRequestsAreKeptBesideTheRecord(t *testing.T) {
+	s := newWorld(t).serve()
+	sb := s.create(alice, Spec{})
+	k := content.NewKeeper(true)
+	_, _ = k.Write([]byte("an answer"))
+	e := egress.Event{
+		Sandbox: sb.ID, Time: time.Now(), Type: egress.EventRequest, Method: "GET", Path: "/a", Status: 200,
+		Bodies: map[string]content.Kept{egress.BodyAnswer: k.Kept()},
+	}
+	bad := e
+	other := k.Kept()
+	other.Data = []byte("AN ANSWER")
+	bad.Path, bad.Bodies = "/b", map[string]content.Kept{egress.BodyAnswer: other}
+	if err := s.RecordNetwork([]egress.Event{e, bad}); err != nil {
+		t.Fatal(err)
+	}
+	events, err := s.Events(t.Context(), alice, sb.ID, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events = slices.DeleteFunc(events, func(e journal.Event) bool { return e.Type != journal.NetworkRequest })
+	if len(events) != 2 {
+		t.Fatalf("%d requests", len(events))
+	}
+	if got, err := s.body(events[0], "server.answer_body"); got != "an answer" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if f := string(events[0].Facts[journal.Server]); strings.Contains(f, "an answer") || strings.Contains(f, "bodies") || !strings.Contains(f, `"answer_body":{"body":"`) {
+		t.Errorf("facts %s", f)
+	}
+	if f := string(events[1].Facts[journal.Server]); !strings.Contains(f, "not_kept") || strings.Contains(f, "answer_body") || !strings.Contains(f, `"/b"`) {
+		t.Errorf("facts %s", f)
+	}
 }

@@ -94,7 +94,7 @@ func withProxy(n, now *Network, asked *string) *Network {
 
 // relabeled tells the gateway of new labels, by which secrets are bound.
 func (m *Manager) relabeled(ctx context.Context, s Sandbox) error {
-	policy, err := m.policyOf(s.Spec.Network)
+	policy, err := m.policyOf(s.Spec.Record, s.Spec.Network)
 	if err != nil {
 		return err
 	}

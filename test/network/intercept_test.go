@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"casemate.dev/client"
+	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/world"
 )
 
@@ -94,5 +96,37 @@ func TestIntercepted(t *testing.T) {
 	p.expect(s, fmt.Sprintf(issuer, "passed.test"), "1") // the twin: passed through, it is the server's own
 	if out, _ := p.sh(s, liveScript); strings.TrimSpace(out) != "data: first\ndata: second\nHTTP/1.1 101 Switching Protocols\none\ntwo" {
 		t.Errorf("streams:\n%s", out)
+	}
+	p.answered(s, "/ok/proto", "HTTP/2.0")
+	p.answered(s, "/ok/events", "data: first\n\ndata: second\n\n")
+	p.answered(s, "/ok/socket", "")
+}
+
+// answered waits until the record has a request of a path with this answer, "" for one without a body.
+func (p *place) answered(s *client.Sandbox, path, want string) {
+	p.t.Helper()
+	got := ""
+	testenv.Eventually(p.t, time.Minute, "the record of "+path, func() bool {
+		events, err := p.Journal.Events(p.t.Context(), s.GetId(), 0, 0)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for _, e := range events {
+			f := e.GetFacts()["server"].GetFields()
+			if e.GetType() != "network.request" || f["path"].GetStringValue() != path {
+				continue
+			}
+			b, err := p.Journal.Body(p.t.Context(), s.GetId(), e.GetSeq(), "server.answer_body")
+			if err != nil && client.KindOf(err) != client.NotFound {
+				p.t.Fatal(err)
+			}
+			if got = string(b.GetData()); got == want && f["answer"].GetStructValue() != nil {
+				return true
+			}
+		}
+		return false
+	})
+	if got != want {
+		p.t.Errorf("%s was answered %q", path, got)
 	}
 }

@@ -30,7 +30,7 @@ import (
 )
 
 // Protocol is the version of what follows. A server ends a gateway that speaks another one.
-const Protocol = 3
+const Protocol = 4
 
 // maxMessage bounds a message.
 const maxMessage = 16 << 20

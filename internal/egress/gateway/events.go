@@ -8,8 +8,14 @@ import (
 	"casemate.dev/internal/egress"
 )
 
-// keepEvents is how many events wait for a server that is away.
-const keepEvents = 16384
+// keepEvents is how many events wait for a server that is away, and keepContent how many bytes of content with them, of
+// all sandboxes and of one. Nobody waits for the server: content that there is no room for is left out.
+const (
+	keepEvents     = 16384
+	keepContent    = 64 << 20
+	keepContentOne = 8 << 20
+	whyWaiting     = "the server was away for too long, or took the events before it too slowly"
+)
 
 // events keeps events until the server has recorded them.
 type events struct {
@@ -20,13 +26,16 @@ type events struct {
 	// used is what was used of model providers beyond what is kept: it counts against a budget, so it is summed up and
 	// never left out.
 	used map[usedKey]*egress.Event
-	more chan struct{} // closed when there are more
+	// content is how many bytes of it the events in list hold, by sandbox, and all of them together.
+	content map[string]int
+	all     int
+	more    chan struct{} // closed when there are more
 }
 
 type usedKey struct{ sandbox, provider, secret string }
 
 func newEvents() *events {
-	return &events{first: 1, dropped: map[string]int{}, used: map[usedKey]*egress.Event{}, more: make(chan struct{})}
+	return &events{first: 1, dropped: map[string]int{}, used: map[usedKey]*egress.Event{}, content: map[string]int{}, more: make(chan struct{})}
 }
 
 // emit keeps an event for the server.
@@ -40,9 +49,41 @@ func (g *Gateway) emit(e egress.Event) {
 		v.beyond(e)
 		return
 	}
-	v.list = append(v.list, e)
+	v.list = append(v.list, v.withRoom(e))
 	close(v.more)
 	v.more = make(chan struct{})
+}
+
+// withRoom counts an event's content, or leaves it out where there is no room. The caller holds mu.
+func (v *events) withRoom(e egress.Event) egress.Event {
+	n := e.Content()
+	if n == 0 {
+		return e
+	}
+	if v.all+n > keepContent || v.content[e.Sandbox]+n > keepContentOne {
+		return e.WithoutContent(whyWaiting)
+	}
+	v.all += n
+	v.content[e.Sandbox] += n
+	return e
+}
+
+// forget lets go of the first n events. The caller holds mu.
+func (v *events) forget(n uint64) {
+	for i, e := range v.list[:n] {
+		if c := e.Content(); c > 0 {
+			v.all -= c
+			if v.content[e.Sandbox] -= c; v.content[e.Sandbox] == 0 {
+				delete(v.content, e.Sandbox)
+			}
+		}
+		v.list[i] = egress.Event{} // its content goes now, and not when the list is copied
+	}
+	v.list = v.list[n:]
+	v.first += n
+	if len(v.list) == 0 {
+		v.list = nil
+	}
 }
 
 // beyond takes an event for which there is no room. The caller holds mu.
@@ -57,6 +98,7 @@ func (v *events) beyond(e egress.Event) {
 		return
 	}
 	e.Conn, e.Method, e.Path, e.Status, e.Count = 0, "", "", 0, times(e)
+	e.Bodies, e.Unfinished, e.NotKept = nil, nil, ""
 	v.used[k] = &e
 }
 
@@ -74,8 +116,23 @@ func (v *events) caughtUp() {
 	clear(v.dropped)
 }
 
-// batch is how many events are handed over at once.
-const batch = 256
+// batch is how many events are handed over at once, with so many bytes of content at most unless it is one event's.
+const (
+	batch        = 256
+	batchContent = 2 << 20
+)
+
+// nextLocked returns the events that are handed over next. The caller holds mu.
+func (v *events) nextLocked() []egress.Event {
+	n, bytes := 0, 0
+	for n < min(len(v.list), batch) {
+		if bytes += v.list[n].Content(); bytes > batchContent && n > 0 {
+			break
+		}
+		n++
+	}
+	return append([]egress.Event(nil), v.list[:n]...)
+}
 
 // Events returns events after number after, once there are some, and the number of the last of them. What
 // comes before after is forgotten: the server has it.
@@ -84,18 +141,13 @@ func (g *Gateway) Events(ctx context.Context, after uint64) ([]egress.Event, uin
 	for {
 		v.mu.Lock()
 		if after >= v.first {
-			n := min(after-v.first+1, uint64(len(v.list)))
-			v.list = v.list[n:]
-			v.first += n
-			if len(v.list) == 0 {
-				v.list = nil
-			}
+			v.forget(min(after-v.first+1, uint64(len(v.list))))
 		}
 		if len(v.list) < keepEvents {
 			v.caughtUp()
 		}
 		if len(v.list) > 0 {
-			out := append([]egress.Event(nil), v.list[:min(len(v.list), batch)]...)
+			out := v.nextLocked()
 			last := v.first + uint64(len(out)) - 1
 			v.mu.Unlock()
 			return out, last, nil

@@ -17,6 +17,14 @@ const (
 	maxSums = 100
 )
 
+// How much content of its requests and answers goes with a sandbox's events: bytes a second, and at once after a quiet
+// time. What is kept of all sandboxes is bounded too, and the oldest goes first: one must not drive the others' out.
+const (
+	contentRate  = 64 << 10
+	contentBurst = 64 << 20
+	whyTooMuch   = "the sandbox's requests and answers hold more content than is kept of one sandbox in so short a time"
+)
+
 // sumKey is what events are summed up by. Secrets and providers stay apart in every sum, since somebody counts by
 // them; a sandbox has no more of them than it was given.
 type sumKey struct {
@@ -34,12 +42,13 @@ type sumKey struct {
 type quota struct {
 	mu   sync.Mutex // guards the fields below
 	left float64
+	room float64 // for content
 	at   time.Time
 	sums map[sumKey]*egress.Event
 }
 
 func newQuota() *quota {
-	return &quota{left: eventBurst, at: time.Now(), sums: map[sumKey]*egress.Event{}}
+	return &quota{left: eventBurst, room: contentBurst, at: time.Now(), sums: map[sumKey]*egress.Event{}}
 }
 
 // emit keeps an event for the server, or sums it up.
@@ -48,11 +57,14 @@ func (s *sandbox) emit(e egress.Event) {
 	q := s.quota
 	q.mu.Lock()
 	now := time.Now()
-	q.left = min(q.left+now.Sub(q.at).Seconds()*eventRate, eventBurst)
+	passed := now.Sub(q.at).Seconds()
+	q.left = min(q.left+passed*eventRate, eventBurst)
+	q.room = min(q.room+passed*contentRate, contentBurst)
 	q.at = now
 	alone := q.left >= 1
 	if alone {
 		q.left--
+		e = q.withRoom(e)
 	} else {
 		q.sum(e)
 	}
@@ -62,8 +74,19 @@ func (s *sandbox) emit(e egress.Event) {
 	}
 }
 
+// withRoom takes the room that an event's content needs, or leaves the content out. The caller holds mu.
+func (q *quota) withRoom(e egress.Event) egress.Event {
+	n := float64(e.Content())
+	if n > q.room {
+		return e.WithoutContent(whyTooMuch)
+	}
+	q.room -= n
+	return e
+}
+
 // sum adds an event to the sum of its kind. The caller holds mu.
 func (q *quota) sum(e egress.Event) {
+	e.Bodies, e.Unfinished, e.NotKept = nil, nil, ""
 	k := sumKey{kind: e.Type, proto: e.Proto, target: e.Target, note: e.Note, secret: e.Secret, version: e.Version, provider: e.Provider}
 	if e.Verdict != nil {
 		k.code = e.Verdict.Code

@@ -26,6 +26,7 @@ type policy struct {
 	limits egress.Limits
 	proxy  *proxy.Client // the sandbox's own; nil: none
 	way    [2]string     // what proxy was made of
+	keep   bool          // content of inspected requests and answers
 }
 
 func newPolicy(p egress.Policy) *policy {
@@ -39,7 +40,7 @@ func newPolicy(p egress.Policy) *policy {
 	if l.Idle <= 0 {
 		l.Idle = d.Idle
 	}
-	return &policy{set: rules.NewSet(p.Rules), limits: l, proxy: ownProxy(p), way: [2]string{p.Via, string(p.Proxy)}}
+	return &policy{set: rules.NewSet(p.Rules), limits: l, proxy: ownProxy(p), way: [2]string{p.Via, string(p.Proxy)}, keep: p.Keep}
 }
 
 // ownProxy reads a sandbox's own proxy. One that can't be read is none that can be used, so that nothing leaves past it.

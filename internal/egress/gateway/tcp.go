@@ -169,6 +169,7 @@ func (c *conn) inspect(in *inner) {
 			return c.s.gw.dialTo(ctx, name, port, special)
 		},
 		Event: func(e egress.Event) { c.event(e) },
+		Keep:  c.s.policy.Load().keep,
 	}
 	err = c.s.gw.inspector.Serve(c.ctx, f)
 	var fault *egress.FaultError

@@ -124,8 +124,14 @@ func (x *flow) serve(w http.ResponseWriter, r *http.Request) {
 	b := x.in.box(x.f.Sandbox)
 	n := x.secretsOf(b)
 	out := x.outgoing(r)
+	t := x.take(r.Method, out.URL.String(), out.Header) // before anything is put on it
+	if out.Body != nil {
+		out.Body = t.reader(egress.BodyRequest, out.Body)
+	}
+	defer x.tell(r, t)
 	used, err := b.place(out, x.f.Target, x.tls)
 	if err != nil {
+		t.status, t.note = http.StatusBadGateway, err.Error()
 		fail(w, http.StatusBadGateway, rules.Unreachable, err.Error())
 		return
 	}
@@ -140,26 +146,26 @@ func (x *flow) serve(w http.ResponseWriter, r *http.Request) {
 		out.Header.Del("If-Range")
 	}
 	for _, c := range used {
-		x.told.event(egress.Event{Type: egress.EventSecret, Secret: c.Secret, Version: c.Version, Note: c.Name, Method: r.Method, Path: shownPath(r)})
+		x.told.event(egress.Event{Type: egress.EventSecret, Secret: c.Secret, Version: c.Version, Note: c.Name, Method: cut(r.Method, 32), Path: shownPath(r)})
 	}
-	x.exchange(w, r, out, n, len(used) > 0)
+	x.exchange(w, r, out, t, n, len(used) > 0)
 }
 
 // admit decides whether a request may go on, and answers one that may not.
 func (x *flow) admit(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method == http.MethodConnect || r.Method == http.MethodTrace {
 		// The first is for proxies; the second makes servers echo what was put on the request.
-		fail(w, http.StatusMethodNotAllowed, rules.Denied, "the method "+r.Method+" is not passed on")
+		x.deny(w, r, http.StatusMethodNotAllowed, rules.Denied, "the method "+r.Method+" is not passed on")
 		return false
 	}
 	name, port, err := hostOf(r)
 	if err != nil {
-		fail(w, http.StatusBadRequest, rules.BadName, err.Error())
+		x.deny(w, r, http.StatusBadRequest, rules.BadName, err.Error())
 		return false
 	}
 	if r.URL.Host != "" || r.URL.Scheme != "" || r.URL.User != nil || !strings.HasPrefix(r.URL.Path, "/") && r.URL.Path != "*" {
 		// HTTP/2 can carry a whole URL in the place of a path, too.
-		fail(w, http.StatusBadRequest, rules.NameMismatch, "the request's target is no path")
+		x.deny(w, r, http.StatusBadRequest, rules.NameMismatch, "the request's target is no path")
 		return false
 	}
 	v := x.f.Judge(rules.HTTP{Host: name, Port: port, Method: r.Method, Path: r.URL.EscapedPath(), Upgrade: upgrades(r) != ""})
@@ -172,10 +178,21 @@ func (x *flow) admit(w http.ResponseWriter, r *http.Request) bool {
 		return false
 	case name != x.host || port != 0 && port != x.f.Target.Port:
 		// The rules say so too; a credential does not depend on that alone.
-		fail(w, http.StatusMisdirectedRequest, rules.NameMismatch, "the request names another host than the one that was connected to")
+		x.deny(w, r, http.StatusMisdirectedRequest, rules.NameMismatch, "the request names another host than the one that was connected to")
 		return false
 	}
 	return true
+}
+
+// deny answers a request that no rule was asked about, and tells of it.
+func (x *flow) deny(w http.ResponseWriter, r *http.Request, status int, code rules.Code, reason string) {
+	fail(w, status, code, reason)
+	x.told.event(requestEvent(r, status, reason))
+}
+
+// requestEvent is the event of a request. Who wrote it chose how long everything in it is.
+func requestEvent(r *http.Request, status int, note string) egress.Event {
+	return egress.Event{Type: egress.EventRequest, Method: cut(r.Method, 32), Path: shownPath(r), Status: status, Note: cut(note, 256)}
 }
 
 // hostOf returns the canonical host of a request and its port, 0 where it names none. A request of
@@ -299,8 +316,15 @@ func (x *flow) misplaced(c *credential, where string) {
 // shownPath is a request's path as it may be recorded: without query, and not without bounds.
 func shownPath(r *http.Request) string { return cut(r.URL.EscapedPath(), 256) }
 
+// tell tells of a request, once, with what was taken down of it so far.
+func (x *flow) tell(r *http.Request, t *taking) {
+	if e, first := t.onto(requestEvent(r, t.status, t.note)); first {
+		x.told.event(e)
+	}
+}
+
 // exchange sends out, which is keyed where a secret was put on, and passes the answer on.
-func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles, keyed bool) {
+func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, t *taking, n *needles, keyed bool) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
@@ -326,21 +350,25 @@ func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, n *needles,
 	}
 	resp, err := way.RoundTrip(out.WithContext(ctx))
 	if err != nil {
-		x.failed(w, r, err)
+		x.failed(w, r, t, err)
 		return
 	}
 	defer func() { _ = resp.Body.Close() }()
-	x.told.event(egress.Event{Type: egress.EventRequest, Method: r.Method, Path: shownPath(r), Status: resp.StatusCode})
+	t.status = resp.StatusCode
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		x.switchTo(w, resp, protocol, n)
+		h := endToEnd(resp.Header)
+		n.maskHeaderOf(h)
+		t.answered(resp.StatusCode, h)
+		x.tell(r, t) // what follows may take days, and is nobody's answer
+		x.switchTo(w, resp, h, protocol, n)
 		return
 	}
-	x.answer(w, r, resp, n, keyed)
+	x.answer(w, r, resp, t, n, keyed)
 }
 
 // failed tells why the server gave no answer. What a dial says may name addresses of the host's network,
 // so it is sorted and not quoted.
-func (x *flow) failed(w http.ResponseWriter, r *http.Request, err error) {
+func (x *flow) failed(w http.ResponseWriter, r *http.Request, t *taking, err error) {
 	var refused *egress.RefusedError
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
@@ -356,14 +384,15 @@ func (x *flow) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &invalid):
 		reason = "the certificate of " + x.host + " is not valid"
 	case r.Context().Err() != nil:
+		t.note = "the client left before there was an answer"
 		panic(http.ErrAbortHandler) // nobody is there to be told
 	}
-	x.told.event(egress.Event{Type: egress.EventRequest, Method: r.Method, Path: shownPath(r), Status: status, Note: reason})
+	t.status, t.note = status, reason
 	fail(w, status, code, reason)
 }
 
 // answer passes a response on as it comes, without what must not come back.
-func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Response, n *needles, keyed bool) {
+func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Response, t *taking, n *needles, keyed bool) {
 	h := w.Header()
 	for k, v := range endToEnd(resp.Header) {
 		h[k] = v
@@ -376,12 +405,15 @@ func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Respons
 		if body, err = plainBody(resp, h); err != nil {
 			x.told.event(egress.Event{Type: egress.EventMasked, Note: err.Error()})
 			if keyed { // it was told to answer without, and what it says could hold the key
+				t.status, t.note = http.StatusBadGateway, "the server's answer has an encoding that can't be read"
 				fail(w, http.StatusBadGateway, rules.NotInspectable, "a secret was put on the request, and the server's answer has an encoding that can't be read")
 				return
 			}
 		}
 		body = newScrubber(n, body, func() { masked = true })
 	}
+	t.answered(resp.StatusCode, h)
+	body = t.reader(egress.BodyAnswer, body)
 	if r.ProtoMajor == 1 {
 		announceTrailer(h, resp)
 	}

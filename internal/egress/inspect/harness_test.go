@@ -42,6 +42,7 @@ type world struct {
 	mu     sync.Mutex
 	hosts  map[string]string // name:port → address of a server
 	events []egress.Event
+	keep   bool // content of requests and answers
 	judge  func(rules.HTTP) rules.Verdict
 	asked  []rules.HTTP
 	wg     sync.WaitGroup
@@ -173,6 +174,7 @@ func (w *world) connect(target egress.Target, overTLS bool) net.Conn {
 			defer w.mu.Unlock()
 			w.events = append(w.events, e)
 		},
+		Keep: w.keep,
 	}
 	if overTLS {
 		f.Hello = &egress.Hello{ServerName: target.Name}

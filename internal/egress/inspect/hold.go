@@ -13,8 +13,16 @@ const (
 	maxHeldAll = 256 << 20
 )
 
+// The same for what is kept of requests and answers that are under way.
+const (
+	maxTaken    = 16 << 20
+	maxTakenAll = 128 << 20
+)
+
 // holds counts what is held. It is safe for concurrent use.
 type holds struct {
+	most, mostAll int64 // of one sandbox, and of all
+
 	// mu guards the fields below.
 	mu  sync.Mutex
 	of  map[string]int64 // by sandbox
@@ -32,7 +40,7 @@ type lease struct {
 func (l *lease) add(n int) bool {
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
-	if l.h.of[l.sandbox]+int64(n) > maxHeld || l.h.all+int64(n) > maxHeldAll {
+	if l.h.of[l.sandbox]+int64(n) > l.h.most || l.h.all+int64(n) > l.h.mostAll {
 		return false
 	}
 	if l.h.of == nil {

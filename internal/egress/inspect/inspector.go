@@ -32,7 +32,8 @@ type Inspector struct {
 	boxes   map[string]*box
 	budgets map[string]*budget // by sandbox and provider: they outlive a change of the box
 
-	held holds // of model requests
+	held  holds // of model requests
+	taken holds // of what is kept of requests and answers
 }
 
 var _ egress.Inspector = (*Inspector)(nil)
@@ -40,7 +41,10 @@ var _ egress.Inspector = (*Inspector)(nil)
 // New returns an Inspector that knows no sandbox. Until Setup was called, it serves nothing that needs a
 // certificate.
 func New() *Inspector {
-	return &Inspector{boxes: make(map[string]*box), budgets: make(map[string]*budget)}
+	return &Inspector{
+		boxes: make(map[string]*box), budgets: make(map[string]*budget),
+		held: holds{most: maxHeld, mostAll: maxHeldAll}, taken: holds{most: maxTaken, mostAll: maxTakenAll},
+	}
 }
 
 // Setup implements egress.Inspector.
@@ -151,7 +155,7 @@ func (in *Inspector) Serve(ctx context.Context, f *egress.Flow) (err error) {
 		h = x.serveModels
 	}
 	if f.Hello == nil {
-		return serveHTTP1(ctx, f.Client, h)
+		return x.told1(serveHTTP1(ctx, f.Client, h))
 	}
 	conn, closed, err := x.handshake(ctx, ca)
 	if err != nil {
@@ -160,7 +164,16 @@ func (in *Inspector) Serve(ctx context.Context, f *egress.Flow) (err error) {
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
 		return serveHTTP2(ctx, conn, closed, h)
 	}
-	return serveHTTP1(ctx, conn, h)
+	return x.told1(serveHTTP1(ctx, conn, h))
+}
+
+// told1 tells of a request of HTTP/1 that can't be understood in exactly one way, with which its connection ended.
+func (x *flow) told1(err error) error {
+	var bad *requestError
+	if errors.As(err, &bad) {
+		x.told.event(egress.Event{Type: egress.EventRequest, Status: bad.status, Note: cut(bad.reason, 256)})
+	}
+	return err
 }
 
 // handshake ends the client's TLS with a certificate of ours for the host that it connected to. closed is

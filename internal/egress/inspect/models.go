@@ -80,32 +80,38 @@ func modelError(w http.ResponseWriter, family secret.Family, status int, reason 
 func (x *flow) serveModels(w http.ResponseWriter, r *http.Request) {
 	name, port, err := hostOf(r)
 	if err != nil || name != secret.ModelHost || port != 0 && port != x.f.Target.Port {
-		modelError(w, "", http.StatusMisdirectedRequest, "the request names another host")
+		x.refuseModel(w, r, "", http.StatusMisdirectedRequest, "the request names another host")
 		return
 	}
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), "/models/")
 	provider, path, _ := strings.Cut(rest, "/")
 	rt := x.in.box(x.f.Sandbox).routes[provider]
 	if !ok || rt == nil {
-		modelError(w, "", http.StatusNotFound, "this sandbox has no route to a model provider there")
+		x.refuseModel(w, r, "", http.StatusNotFound, "this sandbox has no route to a model provider there")
 		return
 	}
 	switch {
 	case !rt.opens(r):
-		modelError(w, rt.Family, http.StatusForbidden, "the token is not this sandbox's for "+provider+", or has ended")
+		x.refuseModel(w, r, rt.Family, http.StatusForbidden, "the token is not this sandbox's for "+provider+", or has ended")
 	case upgrades(r) != "":
-		modelError(w, rt.Family, http.StatusUpgradeRequired, "model routes take HTTP requests only")
+		x.refuseModel(w, r, rt.Family, http.StatusUpgradeRequired, "model routes take HTTP requests only")
 	case !rt.allowed(r.Method, "/"+path):
-		modelError(w, rt.Family, http.StatusNotFound, "model routes pass on requests for answers, embeddings and models only, not "+r.Method+" /"+cut(path, 80))
+		x.refuseModel(w, r, rt.Family, http.StatusNotFound, "model routes pass on requests for answers, embeddings and models only, not "+r.Method+" /"+cut(path, 80))
 	case len(rt.Key) == 0:
-		modelError(w, rt.Family, http.StatusBadGateway, "the provider's key can't be read at the moment")
+		x.refuseModel(w, r, rt.Family, http.StatusBadGateway, "the provider's key can't be read at the moment")
 	case rt.active.Add(1) > maxAtOnce:
 		rt.active.Add(-1)
-		modelError(w, rt.Family, http.StatusTooManyRequests, "too many requests at once to this provider")
+		x.refuseModel(w, r, rt.Family, http.StatusTooManyRequests, "too many requests at once to this provider")
 	default:
 		defer rt.active.Add(-1)
 		x.ask(w, r, rt, rt.upstreamPath("/"+path))
 	}
+}
+
+// refuseModel answers a request that goes to no provider, and tells of it.
+func (x *flow) refuseModel(w http.ResponseWriter, r *http.Request, family secret.Family, status int, reason string) {
+	modelError(w, family, status, reason)
+	x.told.event(requestEvent(r, status, reason))
 }
 
 // opens reports whether the request shows the route's token. Where a client shows several things, one must be it.
@@ -153,7 +159,8 @@ func (r *route) upstreamPath(path string) string {
 
 // question is a model request as it was understood.
 type question struct {
-	body    []byte
+	asked   []byte // the body as it came, without its encoding
+	body    []byte // as it goes on
 	model   string
 	want    usage // what it may use
 	added   bool  // usage in the stream was asked for by us
@@ -166,22 +173,24 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 	defer l.end()
 	q, status := rt.read(r, l)
 	if q.problem != "" {
-		modelError(w, rt.Family, status, q.problem)
+		x.refuseModel(w, r, rt.Family, status, q.problem)
 		return
 	}
 	if reason := rt.budget.take(rt.Budget, q.want); reason != "" {
-		modelError(w, rt.Family, http.StatusForbidden, reason)
+		x.refuseModel(w, r, rt.Family, http.StatusForbidden, reason)
 		return
 	}
 	m := &meter{lease: l}
+	t := x.takeModel(r, q)
 	var used usage
 	code := 0
 	defer func() {
 		rt.budget.settle(q.want, used)
-		x.f.Event(egress.Event{
-			Type: egress.EventModel, Provider: rt.Provider, Model: cut(q.model, 128), Method: r.Method, Path: shownPath(r), Status: code,
+		e, _ := t.onto(egress.Event{
+			Type: egress.EventModel, Provider: rt.Provider, Model: cut(q.model, 128), Method: cut(r.Method, 32), Path: shownPath(r), Status: code,
 			Secret: rt.Secret, Version: rt.Version, TokensIn: used.in, TokensOut: used.out, Estimated: !used.told && used.in+used.out > 0,
 		})
+		x.f.Event(e)
 	}()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -213,8 +222,9 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 	if m.dropUsage {
 		h.Del("Content-Length")
 	}
+	t.answered(code, h)
 	w.WriteHeader(code)
-	err = pour(w, newScrubber(rt.needles, m, nil), lengthOf(w.Header()))
+	err = pour(w, t.reader(egress.BodyAnswer, newScrubber(rt.needles, m, nil)), lengthOf(w.Header()))
 	if code < 400 && r.Method == http.MethodPost && !counting(path) {
 		used = m.used(int64(len(q.body)))
 	}
@@ -234,6 +244,20 @@ func (n noisy) Read(p []byte) (int, error) {
 	got, err := n.ReadCloser.Read(p)
 	n.quiet.Reset(silence)
 	return got, err
+}
+
+// takeModel takes down a model request as the sandbox made it.
+func (x *flow) takeModel(r *http.Request, q question) *taking {
+	u := url.URL{Scheme: "http", Host: x.host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
+	if x.tls {
+		u.Scheme = "https"
+	}
+	t := x.take(r.Method, u.String(), endToEnd(r.Header))
+	if len(q.asked) > 0 {
+		t.write(egress.BodyRequest, q.asked)
+		t.end(egress.BodyRequest)
+	}
+	return t
 }
 
 func (x *flow) modelFailed(w http.ResponseWriter, r *http.Request, rt *route, err error) int {
@@ -288,7 +312,7 @@ func (r *route) read(req *http.Request, l *lease) (q question, status int) {
 	case err != nil:
 		return question{problem: err.Error()}, http.StatusRequestEntityTooLarge
 	}
-	q.body = text
+	q.asked = text
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(text, &fields) != nil {
 		return question{problem: "the request's body is no JSON object"}, http.StatusBadRequest

@@ -290,7 +290,7 @@ func TestLeavingEarlyIsNotFree(t *testing.T) {
 // TestModelBodiesAreBounded: large requests of a sandbox hold a bounded part of the gateway's memory, also where they were
 // compressed and are small on the wire; it is there again when they are through, and another sandbox has its own.
 func TestModelBodiesAreBounded(t *testing.T) {
-	h := &holds{}
+	h := &holds{most: maxHeld, mostAll: maxHeldAll}
 	zeroes := func(n int) io.Reader { return io.LimitReader(neverEnding{}, int64(n)) }
 	var leases []*lease
 	defer func() {
@@ -375,7 +375,7 @@ func FuzzMeter(f *testing.F) {
 	f.Add([]byte("data: {\"usage\":{\"input_tokens\":1}}\n\ndata: x\n\n"), true, true)
 	f.Add([]byte(`{"usage":{"prompt_tokens":1e30}}`), false, false)
 	f.Fuzz(func(t *testing.T, b []byte, events, drop bool) {
-		m := &meter{lease: &lease{h: &holds{}}, src: io.NopCloser(bytes.NewReader(b)), events: events, dropUsage: drop && events}
+		m := &meter{lease: &lease{h: &holds{most: maxHeld, mostAll: maxHeldAll}}, src: io.NopCloser(bytes.NewReader(b)), events: events, dropUsage: drop && events}
 		out, err := io.ReadAll(m)
 		if err != nil || len(out) > len(b) || !m.dropUsage && !bytes.Equal(out, b) {
 			t.Fatalf("%q became %q, %v", b, out, err)

@@ -8,9 +8,11 @@ import (
 
 // A connection may carry thousands of requests a second. Those of one kind that come first are told one by
 // one, and then so many at a time: what happened stays known, and a sandbox can't fill the journal with it.
+// Requests stand alone longer, since what they say stands with them; see package gateway for what bounds those of a sandbox.
 const (
-	toldSingly = 50
-	toldAtOnce = 100
+	toldSingly   = 50
+	toldRequests = 1000
+	toldAtOnce   = 100
 )
 
 // tally tells what happens on a connection.
@@ -49,7 +51,12 @@ func (t *tally) event(e egress.Event) {
 		t.kept[k] = n
 	}
 	n.seen++
-	if n.seen > toldSingly {
+	alone := toldSingly
+	if e.Type == egress.EventRequest {
+		alone = toldRequests
+	}
+	if n.seen > alone {
+		e.Bodies, e.Unfinished, e.NotKept = nil, nil, ""
 		n.left++
 		n.last = e
 		if n.left < toldAtOnce {

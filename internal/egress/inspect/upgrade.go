@@ -3,6 +3,7 @@ package inspect
 import (
 	"encoding/binary"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -10,18 +11,16 @@ import (
 	"casemate.dev/internal/egress/rules"
 )
 
-// switchTo passes a connection on that has become one of another protocol. Only WebSocket is asked for.
-func (x *flow) switchTo(w http.ResponseWriter, resp *http.Response, protocol string, n *needles) {
+// switchTo passes a connection on that has become one of another protocol, after a head that may go to the client. Only
+// WebSocket is asked for.
+func (x *flow) switchTo(w http.ResponseWriter, resp *http.Response, head http.Header, protocol string, n *needles) {
 	server, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || protocol != "websocket" {
 		fail(w, http.StatusBadGateway, rules.Unreachable, "the server switched to a protocol that nobody asked for")
 		return
 	}
 	h := w.Header()
-	for k, v := range endToEnd(resp.Header) {
-		h[k] = v
-	}
-	n.maskHeaderOf(h)
+	maps.Copy(h, head)
 	h.Set("Connection", "Upgrade")
 	h.Set("Upgrade", "websocket")
 	w.WriteHeader(http.StatusSwitchingProtocols)

@@ -1,8 +1,8 @@
 // Package anchor puts the journal's checkpoints where the server can't take them back: into a file, say on a disk that only
 // appends or of another machine, or to a URL. Held against them, a record that was rewritten later shows.
 //
-// What belongs here: which checkpoints go where, and when. What does not: making them and holding a record against them,
-// which packages journal and bundle do.
+// What belongs here: which checkpoints go where and when, and reading them back. What does not: making them and holding a
+// record against them, which packages journal and bundle do.
 package anchor
 
 import (
@@ -28,8 +28,11 @@ import (
 // DefaultEvery is how often a checkpoint goes out, where there is a new one.
 const DefaultEvery = 10 * time.Minute
 
-// requestTimeout bounds one request.
-const requestTimeout = 10 * time.Second
+// requestTimeout bounds one request that sends, and readTimeout one that reads.
+const (
+	requestTimeout = 10 * time.Second
+	readTimeout    = time.Minute
+)
 
 // Config says what goes where.
 type Config struct {
@@ -168,11 +171,7 @@ func post(place string, note []byte) error {
 	req.Header.Set("Content-Type", "text/plain; charset=utf-8")
 	resp, err := (&http.Client{Timeout: requestTimeout}).Do(req)
 	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
-			err = u.Err // without the URL, which may hold a credential
-		}
-		return fmt.Errorf("post: %w", err)
+		return fmt.Errorf("post: %w", withoutURL(err))
 	}
 	defer func() { _ = resp.Body.Close() }()
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // so that the connection can be kept

@@ -68,6 +68,9 @@ func (s *Story) WriteATIF(w io.Writer) error {
 			"The bundle of the same record proves it.",
 		Extra: map[string]any{"sandbox": map[string]any{"id": s.Sandbox, "log": s.Origin, "key": s.Key, "events": s.Events, "gaps": s.Gaps}},
 	}
+	if len(s.Between) > 0 {
+		doc.Extra["sandbox"].(map[string]any)["between"] = s.Between
+	}
 	doc.Steps = append(doc.Steps, atifStep{StepID: 1, Timestamp: stamp(s.Begun), Source: "system", Message: "sandbox " + s.Sandbox})
 	for _, c := range s.Calls {
 		step := atifStep{StepID: len(doc.Steps) + 1, Timestamp: stamp(c.Begun), Source: "agent", ToolCalls: []atifCall{{
@@ -99,6 +102,9 @@ func (c *Call) extra() map[string]any {
 	}
 	if signal, ok := c.fact("signal").(float64); ok {
 		out["signal"] = signal
+	}
+	if c.Files != nil {
+		out["files"] = Changed{c.Files, c.Compared}
 	}
 	for name, facts := range map[string]map[string]any{"kernel": c.Kernel, "server": c.Server, "guest": c.Guest} {
 		if len(facts) > 0 {

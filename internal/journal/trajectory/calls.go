@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,10 +44,20 @@ type Call struct {
 	Server, Guest, Kernel map[string]any
 	// Said is what it said, by name, as far as the bundle holds it.
 	Said map[string][]byte
+	// Files are which files changed up to its end, as the server compared them, and Compared is where that stands; nil:
+	// nobody looked.
+	Files    map[string]any
+	Compared Place
 	// Failed says that it did not begin.
 	Failed bool
 	// Connections and Refused count what the gateway let out and did not meanwhile.
 	Connections, Refused int
+}
+
+// Changed are files that changed, as the server compared them.
+type Changed struct {
+	Files map[string]any `json:"files"`
+	Log   Place          `json:"log"`
 }
 
 // Story is a sandbox's record as calls.
@@ -57,6 +68,8 @@ type Story struct {
 	Over                 bool           // the sandbox has ended
 	Calls                []*Call        // in the order in which they began
 	Gaps, Events         int
+	// Between are changes of files that belong to no call's end: between two, or as the sandbox ended.
+	Between []Changed
 
 	open   map[string]*Call
 	bodies map[uint64]*Call // whose bodies follow
@@ -134,6 +147,8 @@ func (s *Story) add(e event, at Place) {
 	case "file.written", "file.read", "file.removed", "file.moved", "file.mode", "directory.made":
 		c := s.begin(e.Type, fmt.Sprintf("event-%d", e.Seq), e, at, "path", "to", "user", "mode", "offset", "tree")
 		s.end(c, e, at)
+	case "files.changed":
+		s.changed(e.Process, server, at)
 	case "network.opened", "network.refused":
 		for _, c := range s.open {
 			if e.Type == "network.opened" {
@@ -143,6 +158,21 @@ func (s *Story) add(e event, at Place) {
 			}
 		}
 	}
+}
+
+// changed gives changes of files to the call that they end with.
+func (s *Story) changed(process string, facts map[string]any, at Place) {
+	tool, id := toolProcess, process
+	if run := text(facts["run"]); run != "" {
+		tool, id = toolCode, run
+	}
+	for _, c := range slices.Backward(s.Calls) {
+		if between, _ := facts["between"].(bool); !between && c.Tool == tool && c.ID == id && !c.Ended.IsZero() {
+			c.Files, c.Compared = facts, at
+			return
+		}
+	}
+	s.Between = append(s.Between, Changed{facts, at})
 }
 
 func text(v any) string {

@@ -128,6 +128,11 @@ func (c *Call) span(sandbox string, content bool) otlpSpan {
 	if code, ok := c.fact("code").(float64); ok {
 		span.Attributes = append(span.Attributes, intOf("process.exit.code", int64(code)))
 	}
+	for _, op := range []string{"created", "modified", "deleted", "renamed"} {
+		if n, ok := c.Files[op].(float64); ok {
+			span.Attributes = append(span.Attributes, intOf("casemate.files."+op, int64(n)))
+		}
+	}
 	if content {
 		arguments, err := json.Marshal(c.Arguments)
 		if err == nil {

@@ -54,6 +54,8 @@ func read(t *testing.T) *Story {
 		`"type":"process.ended","actor":"key_a","process":"p1","facts":{"guest":{"end":"exited","code":2},"server":{"duration_ms":3}}`,
 		"body guest.stdout listed\n",
 		`body guest.stderr not all`,
+		`"type":"files.changed","actor":"server","process":"p1","facts":{"server":{"since":1,"created":1,"files":[{"op":"created","path":"/new"}]}}`,
+		`"type":"files.changed","actor":"server","facts":{"server":{"since":7,"between":true,"deleted":1}}`,
 		`"type":"network.opened","actor":"server","facts":{"server":{"target":"a.test:443"}}`,
 		`"type":"run.started","actor":"key_a","facts":{"server":{"run":"r1","context":"python","language":"python"}}`,
 		`body server.code 1+1`,
@@ -96,10 +98,14 @@ func TestATIF(t *testing.T) {
 	for _, want := range []string{
 		`"function_name":"process"`, `"arguments":{"argv":["sh","-c","ls"],"dir":"/home"}`, `"content":"listed\n\n[stderr]\nnot all"`,
 		`"exit":2`, `"net":1`, `"denied":1`, `"log_index":50`, `"oom":false`, `"guest":{"code":2,"end":"exited"}`,
+		`"files":{"files":{"created":1,"files":[{"op":"created","path":"/new"}],"since":1},"log":{"event":7,"log_index":70,`,
 	} {
 		if !bytes.Contains(got, []byte(want)) {
 			t.Errorf("no %s in %s", want, got)
 		}
+	}
+	if between, _ := json.Marshal(doc.Extra); !bytes.Contains(between, []byte(`"between":[{"files":{"between":true,"deleted":1,"since":7},"log":{"event":8,`)) {
+		t.Errorf("between: %s", between)
 	}
 	if oom, _ := json.Marshal(doc.Steps[5].Observation); !bytes.Contains(oom, []byte(`"oom":true`)) {
 		t.Errorf("out of memory: %s", oom)
