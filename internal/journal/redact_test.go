@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"casemate.dev/internal/clock"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal/bundle"

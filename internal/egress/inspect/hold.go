@@ -56,6 +56,9 @@ func (l *lease) add(n int) bool {
 func (l *lease) end() {
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
+	if l.n == 0 {
+		return
+	}
 	l.h.all -= l.n
 	if l.h.of[l.sandbox] -= l.n; l.h.of[l.sandbox] <= 0 {
 		delete(l.h.of, l.sandbox)
