@@ -66,6 +66,7 @@ func TestTakenDownWithoutSecrets(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -138,6 +139,7 @@ func TestLongBodiesAreCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
 	if err != nil || !bytes.Equal(got, long) {
 		t.Fatalf("%d bytes, %v", len(got), err)
 	}

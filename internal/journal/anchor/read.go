@@ -65,13 +65,11 @@ func get(ctx context.Context, place string) ([]byte, error) {
 	fail := func(what error) error {
 		return errs.New(errs.Unavailable, "cannot read the head %s: %v", shown(place), what)
 	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, place, nil)
 	if err != nil {
 		return nil, fail(errors.New("the URL is malformed"))
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := (&http.Client{Timeout: readTimeout}).Do(req)
 	if err != nil {
 		return nil, fail(withoutURL(err))
 	}
