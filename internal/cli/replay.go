@@ -83,7 +83,7 @@ is unstable or was not attempted; 125 when there is no such sandbox or bundle, o
 	fl.StringArrayVar(&f.workspaces, "workspace", nil, "host folder `DIR[:TARGET]` that the sandbox had as a workspace, as it is now (repeatable)")
 	fl.StringVar(&f.save, "save", "", "keep the records of the runs as bundles in this `DIR`")
 	fl.StringVar(&f.key, "key", "", "of a bundle: the public `KEY` of the log, or a file with it")
-	fl.StringArrayVar(&f.heads, "head", nil, "of a bundle: a `FILE` with a checkpoint that was given out before (repeatable)")
+	fl.StringArrayVar(&f.heads, "head", nil, "of a bundle: a `FILE` or URL with checkpoints that were given out before (repeatable)")
 	return cmd
 }
 
@@ -105,7 +105,7 @@ func (a *app) newRerun(ctx context.Context, c *client.Client, f replayFlags, arg
 		choice.Workspaces = append(choice.Workspaces, w.Target)
 	}
 	if strings.ContainsAny(args[0], "./") {
-		o, err := verifyOptions(f.key, f.heads)
+		o, err := verifyOptions(ctx, f.key, f.heads)
 		if err != nil {
 			return nil, err
 		}
