@@ -80,7 +80,7 @@ Exit codes: 0; 2 when a bundle is not whole; 125 when there is no such sandbox, 
 				return err
 			}
 			if len(args) == 1 && isBundle(args[0]) {
-				return a.usageOfBundle(args[0], q)
+				return a.usageOfBundle(cmd.Context(), args[0], q)
 			}
 			return a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 				return a.usageOfServer(ctx, c, args, q)
@@ -92,7 +92,7 @@ Exit codes: 0; 2 when a bundle is not whole; 125 when there is no such sandbox, 
 	fl.StringVar(&q.since, "since", "", "only from this `TIME` on: 24h ago, 15:04, 2006-01-02 or 2006-01-02T15:04:05Z")
 	fl.StringVar(&q.until, "until", "", "only up to this `TIME`")
 	fl.StringVar(&q.key, "key", "", "of a bundle: the public `KEY` of the log, or a file with it")
-	fl.StringArrayVar(&q.heads, "head", nil, "of a bundle: a `FILE` with a checkpoint that was given out before (repeatable)")
+	fl.StringArrayVar(&q.heads, "head", nil, "of a bundle: a `FILE` or URL with checkpoints that were given out before (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"sandbox", "template", "principal"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -162,9 +162,9 @@ func rowOf(m *client.MeteredUsage) usedRow {
 }
 
 // usageOfBundle tells what a bundle's sandbox used.
-func (a *app) usageOfBundle(path string, q usageQuery) error {
+func (a *app) usageOfBundle(ctx context.Context, path string, q usageQuery) error {
 	record := meter.NewRecord(q.period)
-	report, err := reliedOn(path, q.key, q.heads, func(event json.RawMessage, _ []bundle.Body) {
+	report, err := reliedOn(ctx, path, q.key, q.heads, func(event json.RawMessage, _ []bundle.Body) {
 		var e meter.Event
 		if json.Unmarshal(event, &e) == nil { // else its integrity does not hold
 			record.Add(e)
