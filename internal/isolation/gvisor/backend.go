@@ -106,21 +106,22 @@ func runArgs(s isolation.Spec) []string {
 
 // globalArgs are the arguments of every runsc.
 func globalArgs(s isolation.Spec) []string {
-	// A network namespace is among what takes longest to make. That of a cell without device is as empty as one that the
-	// gofer would get for itself.
-	network, gofer := "none", "host"
+	args := []string{"--root=" + rootDir, "--platform=" + platform}
 	if s.Network != nil {
-		network, gofer = "sandbox", "null"
+		args = append(args, "--network=sandbox")
+	} else {
+		// A network namespace is among what takes longest to make, and to take down. That of a cell without device is as empty as
+		// one that the gofer would get for itself.
+		args = append(args, "--network=none", "--gofer-network-namespace=host")
 	}
-	return []string{
-		"--root=" + rootDir, "--platform=" + platform, "--network=" + network, "--gofer-network-namespace=" + gofer,
+	return append(args,
 		"--host-settings=ignore", // the cell can change none
-		"--ignore-cgroups", // the cell has its own
+		"--ignore-cgroups",       // the cell has its own
 		// Of version 1 each controller has a hierarchy of its own, and then six forks of seven pass a limit of pids.
 		"--in-sandbox-cgroup=v2",
 		"--overlay2=none", // what is written must lie in the layer that commits read
 		"--host-uds=none", "--host-fifo=none", "--oci-seccomp=false", "--net-raw=false",
-	}
+	)
 }
 
 // platform is how the Sentry gets at the system calls of processes: systrap works on every host.

@@ -148,9 +148,14 @@ func openFiles(dir string, bytes int64) (files, error) {
 	}
 	pages := all[len(all)-1]
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(pages.Fd()), &st); err == nil && st.Type == unix.TMPFS_MAGIC {
-		// What is missing of it is taken as it is written.
-		_ = unix.Fallocate(int(pages.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes)
+	if err := unix.Fstatfs(int(pages.Fd()), &st); err != nil || st.Type != unix.TMPFS_MAGIC || bytes <= 0 {
+		return all, nil //nolint:nilerr // then room is taken as it is written
+	}
+	// What is taken here counts as the server's. What the Sentry took itself would count as the sandbox's, whose limit has no
+	// room for its memory twice.
+	if err := unix.Fallocate(int(pages.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes); err != nil {
+		all.close()
+		return nil, explainSave(fmt.Errorf("make memory image: %w", err))
 	}
 	return all, nil
 }

@@ -248,7 +248,7 @@ func TestLinksPlantedUnderAnImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	err = inst.Checkpoint(t.Context(), dir)
+	_, err = inst.Checkpoint(t.Context(), dir)
 	if derr := inst.Destroy(context.Background()); err != nil || derr != nil {
 		t.Fatal(err, derr)
 	}
@@ -287,5 +287,48 @@ func TestLinksPlantedUnderAnImage(t *testing.T) {
 	}
 	if err := inst.Destroy(context.Background()); err != nil {
 		t.Error(err)
+	}
+}
+
+// An image that is made in memory counts as the server's: the sandbox's own limit has no room for its memory twice.
+func TestImageInMemoryIsNotTheSandboxs(t *testing.T) {
+	h := newHost(t)
+	spec := conformance.Spec(t, isolation.Locked)
+	inst, err := h.backend().Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBox(t, inst)
+	if err := b.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	const held = 48 << 20
+	b.start("holder", "python3", "-u", "-c", fmt.Sprintf("import os, time\nb = os.urandom(%d)\nprint('here\\n')\ntime.sleep(1000)", held))
+	b.lines("holder", 0, 1)
+	before, err := inst.Usage(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "casemate-image-*") // a file system in memory
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if _, err := inst.Checkpoint(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := inst.Thaw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, "pages.img"))
+	if err != nil || info.Size() < held {
+		t.Fatalf("the image holds %v, %v", info, err)
+	}
+	after, err := inst.Usage(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if more := after.MemoryBytes - before.MemoryBytes; more > held/2 {
+		t.Errorf("the sandbox has %d MB more than before it was saved", more>>20)
 	}
 }

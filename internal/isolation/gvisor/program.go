@@ -16,7 +16,7 @@ import (
 )
 
 // minRelease is the oldest release, by its date, that has what this backend needs of runsc.
-const minRelease = "20260101"
+const minRelease = "20260801"
 
 // remedy says how to get a runsc.
 const remedy = "run `make runsc` in Casemate's source, or give the path of one that is at least release " + minRelease + " with --runsc"
