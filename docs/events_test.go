@@ -178,7 +178,7 @@ func kindOf(e ast.Expr) string {
 			return "number"
 		case "bool":
 			return "yes or no"
-		case "Limits", "Network":
+		case "Limits", "Network", "Calls":
 			return "object"
 		}
 		return "text"

@@ -61,6 +61,7 @@ func sandboxMessage(s sandbox.Sandbox) *v1.Sandbox {
 		User:        s.Spec.User,
 		Dir:         s.Spec.Dir,
 		Network:     networkMessage(s.Spec.Network),
+		Calls:       callsMessage(s.Spec.Calls),
 		FilesOnly:   s.FilesOnly,
 		OnDisk:      s.OnDisk,
 		Commit:      s.Spec.Commit,
@@ -100,6 +101,23 @@ func appliedMessage(a sandbox.Applied) *v1.Applied {
 		Network:        a.Network,
 		GuestSeparated: a.GuestSeparated,
 		Missing:        a.Missing,
+		Calls:          a.Calls,
+	}
+}
+
+func callsMessage(c *sandbox.Calls) *v1.Calls {
+	if c == nil {
+		return nil
+	}
+	return &v1.Calls{Attempts: c.Attempts, Exec: c.Exec, Connect: c.Connect, Open: c.Open, OnAttempt: string(c.OnAttempt)}
+}
+
+func callsOf(m *v1.Calls) *sandbox.Calls {
+	if m == nil {
+		return nil
+	}
+	return &sandbox.Calls{
+		Attempts: m.GetAttempts(), Exec: m.GetExec(), Connect: m.GetConnect(), Open: m.GetOpen(), OnAttempt: sandbox.Reaction(m.GetOnAttempt()),
 	}
 }
 
@@ -142,6 +160,7 @@ func specOf(m *v1.CreateSandboxRequest) sandbox.Spec {
 		NoNetwork:    m.GetNoNetwork(),
 		Record:       sandbox.Recording(m.GetRecord()),
 		FileChanges:  sandbox.FileChanges(m.GetFileChanges()),
+		Calls:        callsOf(m.GetCalls()),
 	}
 	if m.GetLifetime() != nil {
 		s.Lifetime = m.GetLifetime().AsDuration()

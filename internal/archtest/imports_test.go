@@ -28,6 +28,7 @@ var layers = [...][]string{
 	{"internal/sandbox/"},
 	{"internal/isolation/conformance/"},
 	{"internal/isolation/namespace/", "internal/isolation/gvisor/", "internal/isolation/wasm/", "internal/isolation/fake/"},
+	{"internal/isolation/keeper/"},
 	{"internal/isolation/"},
 	{"internal/guestbin/"},
 	{"cmd/casemate-guest/"},

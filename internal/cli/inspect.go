@@ -209,11 +209,30 @@ func appliedTable(sb *client.Sandbox) *table {
 	t.add("cgroup", yes(ap.GetCgroupVersion() > 0, fmt.Sprintf("v%d", ap.GetCgroupVersion())))
 	t.add("disk limit", yes(ap.GetDisk() != "", ap.GetDisk()))
 	t.add("network", networkText(sb))
+	t.add("calls", callsText(ap.GetCalls()))
 	t.add("guest", map[bool]string{true: "apart from the payload", false: "with the payload"}[ap.GetGuestSeparated()])
 	for _, m := range ap.GetMissing() {
 		t.add("missing", cell{m, red})
 	}
 	return t
+}
+
+// callsText says which system calls are observed, and what an attempt brings about.
+func callsText(calls map[string]string) string {
+	var parts []string
+	for _, kind := range []string{"attempts", "exec", "connect", "open"} {
+		if text := calls[kind]; text != "" && text != "off" {
+			parts = append(parts, kind+" "+text)
+		}
+	}
+	if len(parts) == 0 {
+		return "none is observed"
+	}
+	text := strings.Join(parts, ", ")
+	if on := calls["on_attempt"]; on == "pause" || on == "kill" {
+		text += "; an attempt: " + on
+	}
+	return text
 }
 
 // networkText names the way out, and whose default its rules are.

@@ -366,6 +366,17 @@ func (a *app) warnRefused(p *client.Process) {
 	}
 }
 
+// keeperCmd is the keeper process. It is hidden: only the server starts it.
+func (a *app) keeperCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:    server.KeeperVerb,
+		Short:  "The process that observes sandboxes' system calls",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(*cobra.Command, []string) error { return server.RunKeeper() },
+	}
+}
+
 // gatewayCmd is the gateway process. It is hidden: only the server starts it.
 func (a *app) gatewayCmd() *cobra.Command {
 	return &cobra.Command{

@@ -82,7 +82,7 @@ func (a *app) root() *cobra.Command {
 		a.pullCmd(), a.pushCmd(), a.importCmd(), a.exportCmd(), a.imagesCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
-	root.AddCommand(a.docsCmd(), a.gatewayCmd(), a.unpackCmd(), a.selftestNetCmd(), a.benchNetCmd())
+	root.AddCommand(a.docsCmd(), a.gatewayCmd(), a.keeperCmd(), a.unpackCmd(), a.selftestNetCmd(), a.benchNetCmd())
 	return root
 }
 

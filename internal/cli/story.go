@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -110,12 +111,38 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellFiles(e)
 	case "port":
 		return story{words("port", said(e, "port"), "dialled", by), plain}
+	case "call":
+		return tellCall(e, what)
 	case "conflict":
 		return story{words("CONFLICT: the guest's word and the kernel's differ:", allFacts(e)), red}
 	case "gap":
 		return story{words("GAP: something was not recorded:", allFacts(e)), yellow}
 	}
 	return story{words(e.GetType(), by, paren(allFacts(e))), plain}
+}
+
+// tellCall tells of a system call that was seen from outside.
+func tellCall(e *client.Event, what string) story {
+	who := ""
+	if command := said(e, "command"); command != "" {
+		who = "by " + command
+	}
+	if pid := number(e, "pid"); pid > 0 {
+		who = words(who, fmt.Sprintf("(%v)", pid))
+	}
+	more := ""
+	if n := number(e, "count"); n > 0 {
+		more = fmt.Sprintf("%v more times", n)
+	}
+	if what != "attempt" {
+		text := cmp.Or(said(e, "target"), said(e, "call"))
+		if argv := fact(e, "argv"); argv.GetListValue() != nil { // else only its hash is told
+			text = cmp.Or(valueText(argv), text)
+		}
+		return story{words(what, shorten(text, 70), who, more, paren(said(e, "note"))), plain}
+	}
+	done := map[string]string{"pause": "so it is paused", "kill": "so it ends"}[said(e, "reaction")]
+	return story{words("ATTEMPT refused:", said(e, "call"), said(e, "target"), said(e, "args"), who, paren(said(e, "errno")), more, done, said(e, "note")), yellow}
 }
 
 func tellMove(e *client.Event) string {

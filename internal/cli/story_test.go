@@ -51,6 +51,19 @@ func TestTellEvent(t *testing.T) {
 			"interpreter", `{"type":"context.ended","facts":{"server":{"context":"python","reason":"interpreter_ended","end":"oom_killed"},"guest":{"end":"signaled","signal":9}}}`,
 			"context python has lost its interpreter: oom killed",
 		},
+		{
+			"executed", `{"type":"call.exec","facts":{"kernel":{"call":"execve","pid":7,"command":"sh","target":"/bin/echo","argv":["echo","deep"]}}}`,
+			"exec echo deep by sh (7)",
+		},
+		{
+			"executed, and only a hash of what", `{"type":"call.exec","facts":{"kernel":{"call":"execve","command":"sh","target":"/bin/echo","argv":{"body":"ab","bytes":12}}}}`,
+			"exec /bin/echo by sh",
+		},
+		{"connected", `{"type":"call.connect","facts":{"kernel":{"call":"connect","command":"curl","target":"192.0.2.1:443"}}}`, "connect 192.0.2.1:443 by curl"},
+		{
+			"attempt", `{"type":"call.attempt","facts":{"kernel":{"call":"mount","command":"mount","target":"/mnt","args":["none","tmpfs"],"errno":"EPERM","reaction":"kill"}}}`,
+			"ATTEMPT refused: mount /mnt none tmpfs by mount (EPERM) so it ends",
+		},
 		{"code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code":{"body":"ab","bytes":12}}}}`, "▶ r in python 12 B of python"},
 		{"shown code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code":"\nx = 1\nprint(x)"}}}`, "▶ r in python x = 1 …"},
 		{

@@ -44,6 +44,9 @@ type Launch struct {
 	// the order Seccomp, SeccompExec: as text they would be most of the message.
 	Walls   Walls `json:"walls"`
 	Filters []int `json:"filters,omitempty"`
+	// Listener indexes a socket, where Walls.Listen is set: the filter's listener is sent there, and the guest keeps
+	// none. What holds a listener may let refused calls through.
+	Listener int `json:"listener,omitempty"`
 	// Rlimits are the guest's own.
 	Rlimits []Rlimit `json:"rlimits,omitempty"`
 	// Bounds are limits that the guest holds its processes to, because the kernel below does not. Nil: none.

@@ -17,6 +17,11 @@ type Walls struct {
 	// SeccompExec is a second filter, which each child takes itself just before it executes. It refuses
 	// what Seccomp must leave to the spawner: clone3, the only way to be born in a cgroup of version 2.
 	SeccompExec []byte `json:"seccomp_exec,omitempty"`
+	// Listen installs Seccomp with a listener, which goes out by Launch.Listener before anything runs.
+	Listen bool `json:"listen,omitempty"`
+	// ExecMark is the last argument of every execve and execveat that the guest itself makes, which the kernel ignores
+	// and Seccomp may tell from others. It is the guest's secret; 0: none.
+	ExecMark uint64 `json:"exec_mark,omitempty"`
 	// Landlock is the domain that all processes of the payload share. Nil means none.
 	Landlock *Landlock `json:"landlock,omitempty"`
 	// Emulated says that a runtime's kernel stands below, which has no control group namespaces and no timer

@@ -71,6 +71,8 @@ type Spec struct {
 	Files []File `json:"files,omitempty"`
 	// AllowMissing names layers that may be absent. Each one that is shows in Applied.Missing.
 	AllowMissing []string `json:"allow_missing,omitempty"`
+	// Calls says which system calls are observed.
+	Calls Calls `json:"calls,omitzero"`
 	// Runtime is set by a backend that puts a kernel of its own into the cells of another one; callers
 	// leave it nil.
 	Runtime *Runtime `json:"-"`
@@ -179,6 +181,9 @@ type Applied struct {
 	Disk           string   `json:"disk"`            // the mechanism, as in rootfs.DiskLimit
 	Network        string   `json:"network"`         // "none" or the gateway's device
 	GuestSeparated bool     `json:"guest_separated"` // PID 1 belongs to the outer user namespace
+	// Calls says, for "exec", "connect", "open" and "attempts", whether they are seen: "recorded", "off", or why
+	// not. "on_attempt" is the reaction.
+	Calls map[string]string `json:"calls,omitempty"`
 	// Missing names the layers that the profile wants and this instance lacks.
 	Missing []string `json:"missing,omitempty"`
 	// Runtime is the kernel of its own that runs the sandbox, with version and platform; empty: the host's runs it.
@@ -203,7 +208,7 @@ type Usage struct {
 
 // Exit says how an instance came to its end.
 type Exit struct {
-	// Reason is "destroyed", "guest_exited" or "guest_killed".
+	// Reason is "destroyed", "guest_exited", "guest_killed", or "attempt" where a Reaction ended it.
 	Reason string
 	Detail string
 }

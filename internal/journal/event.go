@@ -88,11 +88,17 @@ const (
 	NetworkRefused Type = "network.refused"
 	NetworkCut     Type = "network.cut"     // by a change of the rules, or a limit
 	NetworkRequest Type = "network.request" // an inspected request came to its end, or was answered by the gateway itself
-	Conflict       Type = "conflict"        // the guest's word and the kernel's differ
-	Gap            Type = "gap"             // something was not recorded; facts say what and why
-	JournalBegun   Type = "journal.begun"   // the log that proves events was begun
-	BodyRedacted   Type = "body.redacted"   // content that an event speaks of was erased on request
-	BodiesExpired  Type = "bodies.expired"  // the oldest content was erased by age or for room
+	// System calls that were seen from outside; package sandbox names the facts. What stands behind a call's pointers
+	// was read from its caller's memory before the call went on.
+	CallExec      Type = "call.exec"      // a process executed a program by itself
+	CallConnect   Type = "call.connect"   // a process opened a connection
+	CallOpen      Type = "call.open"      // a process opened a file
+	CallAttempt   Type = "call.attempt"   // a process was refused what tells of an attempt to get out
+	Conflict      Type = "conflict"       // the guest's word and the kernel's differ
+	Gap           Type = "gap"            // something was not recorded; facts say what and why
+	JournalBegun  Type = "journal.begun"  // the log that proves events was begun
+	BodyRedacted  Type = "body.redacted"  // content that an event speaks of was erased on request
+	BodiesExpired Type = "bodies.expired" // the oldest content was erased by age or for room
 )
 
 // ServerStream is where events are kept that belong to no sandbox. It can be no sandbox's id or name.

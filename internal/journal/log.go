@@ -398,7 +398,7 @@ func (l *Log) addBodies(ctx context.Context, events []Event) error {
 	}
 	first := events[0]
 	bodies, err := l.db.BodiesOf(ctx, first.Sandbox, first.Seq, events[len(events)-1].Seq, smallBody,
-		"server.argv", "guest.argv", "server.code")
+		"server.argv", "guest.argv", "kernel.argv", "server.code")
 	if err != nil {
 		return fmt.Errorf("read bodies: %w", err)
 	}

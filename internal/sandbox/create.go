@@ -211,6 +211,7 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	step("record")
 	backend := m.cfg.Backends[s.Isolation]
 	spec := isolation.Spec{ID: b.id, Profile: s.Profile, Root: plan, Limits: s.Limits, AllowMissing: s.AllowMissing}
+	observedCalls(s, &spec)
 	networkOf(s.Network, &spec)
 	env := m.granted(ctx, b, s, &spec)
 	image, err := m.restorable(plan)

@@ -172,5 +172,9 @@ func (m *Manager) follow(b *box, inst isolation.Instance) {
 	if b.leaving || b.inst.now() != inst {
 		return // it was taken down for a pause, and the sandbox stays
 	}
-	m.beginEndLocked(b, "", EndGuestDied, detail) // no effect where it is being ended already
+	reason := EndGuestDied
+	if exit.Reason == "attempt" {
+		reason, detail = EndAttempt, exit.Detail
+	}
+	m.beginEndLocked(b, "", reason, detail) // no effect where it is being ended already
 }

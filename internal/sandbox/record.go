@@ -155,6 +155,7 @@ type createdFacts struct {
 	Missing    []string          `json:"allow_missing,omitempty"`
 	Network    *Network          `json:"network,omitempty"`
 	Record     Recording         `json:"record"`
+	Calls      *Calls            `json:"calls,omitempty"`
 	// FileChanges is how much is recorded of the files that processes change.
 	FileChanges FileChanges `json:"file_changes,omitempty"`
 }
@@ -165,7 +166,7 @@ func factsOfSpec(sb Sandbox) createdFacts {
 		Template: s.Template, Commit: s.Commit, Isolation: s.Isolation, Profile: s.Profile, Limits: s.Limits, Name: s.Name,
 		Owner: sb.Owner, Parent: sb.Parent, Labels: s.Labels, User: s.User, Dir: s.Dir, Lifetime: "none",
 		Env: slices.Sorted(maps.Keys(s.Env)), Missing: s.AllowMissing,
-		Network: s.Network, Record: s.Record, FileChanges: s.FileChanges,
+		Network: s.Network, Record: s.Record, Calls: s.Calls, FileChanges: s.FileChanges,
 	}
 	if s.Lifetime > 0 {
 		f.Lifetime = s.Lifetime.String()

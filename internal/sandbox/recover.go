@@ -94,7 +94,7 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 			m.log.Warn("cannot adopt a sandbox", "sandbox", b.id, "error", err)
 			why.detail = "it could not be taken up when the server started"
 		}
-		return m.lost(ctx, b, r, why)
+		return m.lost(ctx, b, r, m.endedBy(ctx, b, why))
 	}
 	b.inst = seatOf(inst)
 	b.guest = guestwire.NewClient(b.inst.Dial)
@@ -122,6 +122,20 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 	return nil
 }
 
+// endedBy corrects why a sandbox is found dead where an attempt ended it while no server ran.
+func (m *Manager) endedBy(ctx context.Context, b *box, why ending) ending {
+	o, ok := m.cfg.Backends[b.sb.Spec.Isolation].(isolation.Observer)
+	if !ok || why.reason != EndLost {
+		return why
+	}
+	ctx, cancel := m.prompt(ctx)
+	defer cancel()
+	if attempt := o.EndedBy(ctx, b.id); attempt != "" {
+		return ending{EndAttempt, attempt}
+	}
+	return why
+}
+
 func (m *Manager) adopt(ctx context.Context, b *box) (isolation.Instance, error) {
 	backend := m.cfg.Backends[b.sb.Spec.Isolation]
 	if backend == nil || len(b.body.Record) == 0 {
@@ -145,7 +159,9 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	// The kernel may disagree with the state where the server was killed between the two.
 	paused, still := b.sb.State == Paused, b.sb.Applied.Runtime != ""
 	agree := b.inst.Thaw
-	if paused && !still {
+	h, ok := b.inst.now().(isolation.Holder)
+	held := ok && h.Held(ctx) // frozen for an attempt while no server ran
+	if paused && !still || held {
 		agree = b.inst.Freeze
 	}
 	if err := agree(ctx); err != nil {
@@ -190,6 +206,12 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 		m.watch(pr)
 	}
 	m.background(func() { m.follow(b, inst) })
+	if held {
+		// Whether the attempt is recorded already or comes with the keeper's next events: the state must say it.
+		m.background(func() {
+			m.react(CallEvent{Sandbox: b.id, Kind: isolation.CallAttempt, Call: "an attempt while no server ran", Reaction: ReactPause})
+		})
+	}
 	return len(running), nil
 }
 

@@ -46,6 +46,7 @@ const (
 	EndStartFailed EndReason = "start_failed"  // it never ran
 	EndLost        EndReason = "lost"          // found dead when the server started, or without what held it
 	EndServerDown  EndReason = "server_closed" // the server was told to take its sandboxes along
+	EndAttempt     EndReason = "attempt"       // it attempted a call that was to end it
 )
 
 // Principal is who asks.
@@ -93,6 +94,8 @@ type Spec struct {
 	AllowMissing []string
 	// Record says how much content the journal keeps; "": RecordContent.
 	Record Recording `json:",omitempty"`
+	// Calls says which system calls are observed. In a create, nil is the server's default.
+	Calls *Calls `json:",omitempty"`
 	// RestPaused makes the lifetime rest while the sandbox is paused, and begin anew when it is resumed.
 	RestPaused bool
 	// Commit is the id of the commit that the files began with; "": the template's.

@@ -264,6 +264,7 @@ func (m *Manager) startAgain(ctx context.Context, b *box, image bool) (isolation
 		return nil, err
 	}
 	shape := isolation.Spec{ID: b.id, Profile: spec.Profile, Root: plan, Limits: spec.Limits, AllowMissing: spec.AllowMissing}
+	observedCalls(spec, &shape)
 	networkOf(spec.Network, &shape)
 	spec.Env = env
 	env = m.granted(ctx, b, spec, &shape)

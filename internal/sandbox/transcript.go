@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
@@ -211,7 +210,8 @@ func (m *Manager) Redact(ctx context.Context, p Principal, ref string, r journal
 	}
 	r.Actor = p.ID
 	return m.journal.Redact(ctx, r, func(process string, names []string) []store.Write {
-		if process == "" || !slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, ".argv") }) {
+		// kernel.argv is of what the process executed itself.
+		if process == "" || !slices.Contains(names, "server.argv") && !slices.Contains(names, "guest.argv") {
 			return nil
 		}
 		return m.forgetArguments(r.Sandbox, process)

@@ -230,6 +230,9 @@ func (m *Manager) freezeBox(ctx context.Context, actor string, b *box, to State,
 	change, undo, t := b.inst.Freeze, b.inst.Thaw, journal.SandboxPaused
 	if to == Running {
 		change, undo, t = b.inst.Thaw, b.inst.Freeze, journal.SandboxResumed
+		if err := b.unhold(ctx); err != nil {
+			return Sandbox{}, err
+		}
 	}
 	if to == Paused && now.Applied.Runtime != "" { // its guest can't be asked later
 		if err := m.keepEnv(ctx, b); err != nil {

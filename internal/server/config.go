@@ -96,6 +96,8 @@ type Config struct {
 	ProxyNames                              bool
 	// GatewayProgram becomes the gateway process; this very program.
 	GatewayProgram string
+	// KeeperProgram becomes the keeper process, which observes system calls; this very program.
+	KeeperProgram string
 	// StopSandboxes ends the sandboxes with the server; else they go on, and the next server on the
 	// same data directory takes them up again.
 	StopSandboxes bool
@@ -125,6 +127,7 @@ func (c *Config) fill() {
 	set(&c.Version, "dev")
 	set(&c.NetworkSets, DefaultNetworkSets)
 	set(&c.GatewayProgram, "/proc/self/exe")
+	set(&c.KeeperProgram, "/proc/self/exe")
 	if c.Listen == nil {
 		c.Listen = []string{DefaultListen}
 	}

@@ -25,12 +25,13 @@ func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api
 	s.undo.Add(func() { s.failed("close layers", roots.Close()) })
 	b, err := namespace.New(namespace.Config{
 		ServerID: s.id, RunDir: filepath.Join(s.cfg.RunDir, namespace.Name), Guest: guest, Spares: s.cfg.Spares,
-		SpareLimits: sandbox.DefaultLimits(s.cfg.Defaults.Limits), Log: s.log,
+		SpareLimits: sandbox.DefaultLimits(s.cfg.Defaults.Limits), Keeper: s.cfg.KeeperProgram, Log: s.log,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("open backend %s: %w", namespace.Name, err)
 	}
 	s.undo.Add(func() { s.failed("close backend "+namespace.Name, b.Close()) })
+	s.keeper = b.Keeper()
 	s.openGateway(b)
 	if err := s.openImages(roots, b); err != nil {
 		return nil, nil, err

@@ -24,6 +24,7 @@ import (
 	"casemate.dev/internal/egress/resolve"
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/keeper"
 	"casemate.dev/internal/mcp"
 	"casemate.dev/internal/oci"
 	"casemate.dev/internal/policy"
@@ -51,6 +52,7 @@ type Server struct {
 	trust     trust
 	backends  map[string]isolation.Backend
 	gateway   *control.Gateway // nil where backends were injected
+	keeper    *keeper.Keeper   // as gateway
 	proxy     *proxy.Proxy     // what leaves goes through it; nil: directly
 	images    *oci.Service     // nil as well
 	manager   *sandbox.Manager
@@ -137,6 +139,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	if s.recovered, err = s.manager.Recover(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
+	}
+	if err := s.followCalls(ctx); err != nil {
+		return nil, err
 	}
 	if s.gateway != nil {
 		s.background(ctx, func(ctx context.Context) { s.pushSecrets(ctx, changed) })

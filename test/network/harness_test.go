@@ -20,10 +20,13 @@ import (
 	"casemate.dev/internal/testenv/world"
 )
 
-// TestMain is four programs: the gateway process and the one that unpacks an image's layer, which the servers of the
-// tests start; what makes the network namespace; and the tests in it.
+// TestMain is five programs: the gateway process, the keeper and the one that unpacks an image's layer, which the servers
+// of the tests start; what makes the network namespace; and the tests in it.
 func TestMain(m *testing.M) {
-	programs := map[string]func([]string) error{server.GatewayVerb: server.RunGateway, server.UnpackVerb: server.UnpackLayer}
+	programs := map[string]func([]string) error{
+		server.GatewayVerb: server.RunGateway, server.UnpackVerb: server.UnpackLayer,
+		server.KeeperVerb: func([]string) error { return server.RunKeeper() },
+	}
 	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
 		if err := programs[os.Args[1]](os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

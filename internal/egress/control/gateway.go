@@ -14,6 +14,7 @@ import (
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/proxy"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/daemon"
 )
 
 // The server's patience with the gateway.
@@ -67,7 +68,7 @@ type Gateway struct {
 	patience time.Duration
 
 	mu        sync.Mutex // guards the fields below; held for the length of a call
-	proc      *process
+	proc      *daemon.Process
 	conn      *net.UnixConn
 	sandboxes map[string]egress.Member
 	closed    bool
@@ -327,12 +328,11 @@ func (g *Gateway) Close() {
 	if len(g.sandboxes) == 0 && g.conn != nil {
 		_, _ = g.call(Request{Op: OpExit}, nil)
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		if _, err := g.proc.handle.Wait(ctx); err != nil {
-			_ = g.proc.handle.Signal(syscall.SIGKILL)
+		if _, err := g.proc.Handle.Wait(ctx); err != nil {
+			_ = g.proc.Handle.Signal(syscall.SIGKILL)
 		}
 		cancel()
-		_ = os.Remove(g.path(recordFile))
-		_ = os.Remove(g.path(socketFile))
+		g.spec(0).Forget()
 	}
 	g.disconnect()
 	g.mu.Unlock()
@@ -345,7 +345,7 @@ func (g *Gateway) disconnect() {
 		g.conn = nil
 	}
 	if g.proc != nil {
-		_ = g.proc.handle.Close()
+		_ = g.proc.Handle.Close()
 		g.proc = nil
 	}
 }
@@ -355,10 +355,10 @@ func (g *Gateway) kill() {
 	if g.proc == nil {
 		return
 	}
-	_ = g.proc.handle.Signal(syscall.SIGKILL)
+	_ = g.proc.Handle.Signal(syscall.SIGKILL)
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	if _, err := g.proc.handle.Wait(ctx); err != nil {
+	if _, err := g.proc.Handle.Wait(ctx); err != nil {
 		g.cfg.Log.Error("the gateway does not end", "err", err)
 	}
 	g.disconnect()

@@ -2,7 +2,6 @@ package control
 
 import (
 	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,7 +12,7 @@ import (
 // TestLateAnswer: the answer of a call that was given up is nobody else's.
 func TestLateAnswer(t *testing.T) {
 	g := New(Config{RunDir: t.TempDir()})
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(g.cfg.RunDir, socketFile), Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: g.spec(0).Socket(), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}

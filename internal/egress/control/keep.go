@@ -15,7 +15,7 @@ func (g *Gateway) ready(ctx context.Context) error {
 	if g.closed {
 		return errs.New(errs.Unavailable, "the server is shutting down")
 	}
-	if g.conn != nil && g.proc.handle.Alive() {
+	if g.conn != nil && g.proc.Handle.Alive() {
 		return nil
 	}
 	lost := g.proc != nil
@@ -27,7 +27,7 @@ func (g *Gateway) ready(ctx context.Context) error {
 	g.proc = p
 	if err := g.connect(ctx); err != nil {
 		g.kill()
-		return errs.Wrap(err, errs.Unavailable, "the gateway does not answer after its start; see %s", g.path(logFile))
+		return errs.Wrap(err, errs.Unavailable, "the gateway does not answer after its start; see %s", g.spec(0).Log())
 	}
 	for id, s := range g.sandboxes {
 		if err := g.attach(ctx, s); err != nil {

@@ -99,7 +99,7 @@ func (s *setup) runCell() (*cell, error) {
 		return nil, err
 	}
 	walls := guestwire.Walls{RootAllowed: true, Capabilities: l.Runtime.Capabilities, CPUs: l.Walls.CPUs}
-	spawner, err := s.thread.Raise(walls, join[:len(l.Join)])
+	spawner, err := s.thread.Raise(walls, join[:len(l.Join)], nil)
 	closeAll(join[:len(l.Join)])
 	if err != nil {
 		return nil, fmt.Errorf("walls: %w", err)

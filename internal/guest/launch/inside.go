@@ -86,7 +86,7 @@ func (s *setup) settleInside() (*spawn.Spawner, error) {
 			return nil, fmt.Errorf("hold the limits: %w", err)
 		}
 	}
-	spawner, err := s.thread.Raise(s.launch.Walls, nil)
+	spawner, err := s.thread.Raise(s.launch.Walls, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("walls: %w", err)
 	}

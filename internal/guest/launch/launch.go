@@ -408,6 +408,10 @@ func (s *setup) settle() (*spawn.Spawner, error) {
 	}
 	// The layers' descriptors are doors to the host until they are closed; overlayfs and the mounts
 	// keep what they need. The spawner still needs the control group files.
+	sink, err := s.listenerSink()
+	if err != nil {
+		return nil, err
+	}
 	join, err := s.keepOnly(l.Join)
 	if err != nil {
 		return nil, err
@@ -422,8 +426,9 @@ func (s *setup) settle() (*spawn.Spawner, error) {
 
 	// The walls come last, since their thread can't mount any more, and before any process: every
 	// process is forked from it.
-	spawner, err := s.thread.Raise(l.Walls, join)
+	spawner, err := s.thread.Raise(l.Walls, join, sink.send)
 	closeAll(join)
+	sink.close()
 	if err != nil {
 		return nil, fmt.Errorf("walls: %w", err)
 	}

@@ -141,7 +141,7 @@ func (s *Spawner) plan(a Attr, exe int) (*plan, error) {
 		return nil, errEmpty
 	}
 	p := &plan{
-		session: a.Setsid, ctty: a.Ctty, keep: len(a.Files), limits: s.limits, filter: s.walls.SeccompExec,
+		session: a.Setsid, ctty: a.Ctty, keep: len(a.Files), limits: s.limits, filter: s.walls.SeccompExec, mark: uintptr(s.walls.ExecMark),
 		groups: a.Groups, uid: a.UID, gid: a.GID, exe: exe >= 0,
 		files: append(make([]uintptr, 0, len(a.Files)+1), a.Files...),
 	}

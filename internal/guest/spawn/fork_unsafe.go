@@ -54,6 +54,7 @@ type plan struct {
 	spare   uintptr   // first descriptor above all in files
 	limits  []limit
 	filter  []byte
+	mark    uintptr // last argument of the exec
 	groups  []uint32
 	uid     uint32
 	gid     uint32
@@ -234,13 +235,13 @@ func (p *plan) execute(t *texts) {
 	argv, envv := uintptr(unsafe.Pointer(&p.argv[0])), uintptr(unsafe.Pointer(&p.envv[0]))
 	if p.exe {
 		_, _, err := syscall.RawSyscall6(unix.SYS_EXECVEAT, uintptr(len(p.files)-1),
-			uintptr(unsafe.Pointer(&t.empty)), argv, envv, unix.AT_EMPTY_PATH, 0)
+			uintptr(unsafe.Pointer(&t.empty)), argv, envv, unix.AT_EMPTY_PATH, p.mark)
 		p.fail(stepExec, err)
 		return
 	}
 	var last, denied syscall.Errno
 	for i := 0; i < len(p.paths); i++ {
-		_, _, last = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(p.paths[i])), argv, envv)
+		_, _, last = syscall.RawSyscall6(unix.SYS_EXECVE, uintptr(unsafe.Pointer(p.paths[i])), argv, envv, 0, 0, p.mark)
 		if last == unix.EACCES {
 			denied = last
 		} else if last != unix.ENOENT && last != unix.ENOTDIR && last != unix.ESTALE {

@@ -16,7 +16,9 @@ import (
 
 // raise puts the walls on the calling thread, which must be locked and not the main one. The order
 // is the logic: each step still needs what a later one takes away.
-func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
+//
+// send takes the listener of the filter, where there is one, and must get it out of the process.
+func raise(w guestwire.Walls, join []*os.File, send func(*os.File) error) (guestwire.WallsApplied, error) {
 	var a guestwire.WallsApplied
 	// 1. Control groups, so that what the forks below cost is charged to the payload. "0" written to
 	// tasks moves the calling thread alone (cgroups(7), version 1).
@@ -63,11 +65,10 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 		}
 		a.LandlockABI, a.LandlockAbsent = w.Landlock.ABI, absent
 	}
-	// 7. seccomp. From here on this thread makes only calls that the filter allows.
-	if len(w.Seccomp) > 0 {
-		if err := seccomp.Install(w.Seccomp); err != nil {
-			return a, err
-		}
+	// 7. seccomp. From here on this thread makes only calls that the filter allows, and none that a listener would
+	// have to answer.
+	if err := installFilter(w, send); err != nil {
+		return a, err
 	}
 	// 8. The thread's own capabilities, last, since the steps above took most of them: what is left is
 	// what the children may hold and what becoming their user takes.
@@ -83,6 +84,20 @@ func raise(w guestwire.Walls, join []*os.File) (guestwire.WallsApplied, error) {
 	}
 	a.Joined, a.SeccompExec = len(join), len(w.SeccompExec) > 0
 	return a, readBack(w, &a)
+}
+
+func installFilter(w guestwire.Walls, send func(*os.File) error) error {
+	if len(w.Seccomp) == 0 {
+		return nil
+	}
+	if !w.Listen {
+		return seccomp.Install(w.Seccomp)
+	}
+	listener, err := seccomp.Listen(w.Seccomp)
+	if err != nil {
+		return err
+	}
+	return errors.Join(send(listener), listener.Close())
 }
 
 // defaultTimerSlack is what a process has that nobody gave another value, in nanoseconds (prctl(2)).

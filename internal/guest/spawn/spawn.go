@@ -86,7 +86,7 @@ type result struct {
 // freezer, so that a paused sandbox does not stop a thread of PID 1). On v2 there are none: there a
 // process is in the payload's group by its scope. New does not keep join; the caller closes them.
 func New(w guestwire.Walls, join []*os.File) (*Spawner, error) {
-	return Prepare().Raise(w, join)
+	return Prepare().Raise(w, join, nil)
 }
 
 // Thread is a thread that waits for its walls. Making one takes a third of the time of New, and nothing
@@ -107,8 +107,9 @@ func Prepare() *Thread {
 // Discard ends a thread that got no walls.
 func (t *Thread) Discard() { close(t.serve) }
 
-// Raise is New on a prepared thread, which serves once; on error it is gone.
-func (t *Thread) Raise(w guestwire.Walls, join []*os.File) (*Spawner, error) {
+// Raise is New on a prepared thread, which serves once; on error it is gone. Where w.Listen is set, send is given the
+// filter's listener, on the thread, and sends it out of the process; Raise closes it.
+func (t *Thread) Raise(w guestwire.Walls, join []*os.File, send func(*os.File) error) (*Spawner, error) {
 	s := &Spawner{walls: w, exe: -1, wake: -1}
 	s.seat.s = s
 	undo := cleanup.New(func() { s.release() })
@@ -120,7 +121,7 @@ func (t *Thread) Raise(w guestwire.Walls, join []*os.File) (*Spawner, error) {
 	ready := make(chan error)
 	t.serve <- func() {
 		var err error
-		if s.applied, err = raise(w, join); err != nil {
+		if s.applied, err = raise(w, join, send); err != nil {
 			ready <- err
 			return // still locked, so the thread ends with its goroutine, and the walls with it
 		}

@@ -20,7 +20,7 @@ import (
 )
 
 // Adopt implements isolation.Backend.
-func (b *Backend) Adopt(_ context.Context, raw json.RawMessage) (isolation.Instance, error) {
+func (b *Backend) Adopt(ctx context.Context, raw json.RawMessage) (isolation.Instance, error) {
 	r, err := decodeRecord(raw)
 	if err != nil {
 		return nil, errs.Wrap(err, errs.InvalidArgument, "the sandbox's record can't be read")
@@ -59,6 +59,7 @@ func (b *Backend) Adopt(_ context.Context, raw json.RawMessage) (isolation.Insta
 	}
 	undo.Release()
 	b.known(i.name)
+	i.adoptCalls(ctx)
 	b.run(i)
 	return i, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/isolation/keeper"
 	"casemate.dev/internal/linux/caps"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/linux/landlock"
@@ -51,6 +52,9 @@ type Config struct {
 	SpareLimits isolation.Limits
 	// Cells makes a backend of cells: every instance holds a runtime (isolation.Runtime), and none is without.
 	Cells bool
+	// Keeper is the program that becomes the keeper, the process that observes system calls; this very one. "":
+	// none are observed.
+	Keeper string
 	// Log takes what goes wrong in the background; default slog.Default().
 	Log *slog.Logger
 
@@ -75,6 +79,9 @@ type Backend struct {
 	abi      int    // of Landlock
 	maxFiles uint64 // that this server, and so a guest, may have open
 	spares   spares
+	keeper   *keeper.Keeper // nil where Config.Keeper names none
+	owner    uint32         // the user that guests' user namespaces belong to: the keeper's; 0 where there is none
+	execMark uint64         // what stands in the filters of wallCache where each instance has its own
 
 	closing  sync.Once
 	closeErr error
@@ -85,7 +92,10 @@ type Backend struct {
 	wallCache map[wallKey]wallPlan
 }
 
-var _ isolation.Backend = (*Backend)(nil)
+var (
+	_ isolation.Backend  = (*Backend)(nil)
+	_ isolation.Observer = (*Backend)(nil)
+)
 
 // New returns the backend of one server. It makes the server's directory of control groups and claims
 // the id ranges that the server had before, and starts nothing.
@@ -102,6 +112,8 @@ func New(cfg Config) (*Backend, error) {
 		env: guestEnv(), probes: probe.NewSet(), cpus: onlineCPUs(),
 	}
 	b.spares.stop = make(chan struct{})
+	// Two words that stand nowhere else in a filter: above every system call's number, flag and errno.
+	b.execMark = 0x7ca5e3a1_7ca5e3a2
 	if err := b.open(); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -169,6 +181,9 @@ func (b *Backend) open() (err error) {
 	if b.ids, err = openIDPool(b.cfg.IDDir, b.cfg.ServerID); err != nil {
 		return err
 	}
+	if err = b.openKeeper(); err != nil {
+		return err
+	}
 	if b.abi, err = landlock.ABI(); err != nil && !errs.Is(err, errs.Unsupported) {
 		return err
 	}
@@ -207,6 +222,9 @@ func (b *Backend) close() error {
 	}
 	for _, w := range b.wallCache {
 		w.close()
+	}
+	if b.keeper != nil {
+		all = append(all, b.keeper.Close())
 	}
 	if b.program != nil {
 		all = append(all, b.program.close())

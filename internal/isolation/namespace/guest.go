@@ -169,7 +169,7 @@ func (b *Backend) fork(g *guest) error {
 			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		}
 		return sched.Normally(func() (err error) {
-			pid, err = execGuest(b.guestArgs(), attr)
+			pid, err = b.execGuest(attr)
 			return err
 		})
 	}
@@ -200,13 +200,19 @@ func (b *Backend) fork(g *guest) error {
 const guestSlack = 50_000
 
 // execGuest forks and executes the guest program, whose threads inherit the slack of the one that forks.
-func execGuest(argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+func (b *Backend) execGuest(attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0); err != nil {
 		return 0, os.NewSyscallError("prctl PR_SET_TIMERSLACK", err)
 	}
-	return syscall.ForkExec(programPath(), argv, attr) //nolint:forbidigo // the guest is no process of a sandbox
+	// A user namespace belongs to the user that makes it, and a process of that user outside has every capability in it
+	// (user_namespaces(7)): so the keeper needs none of the host's to look at the sandbox's processes.
+	err = userns.OwnedBy(b.owner, func() error {
+		pid, err = syscall.ForkExec(programPath(), b.guestArgs(), attr) //nolint:forbidigo // the guest is no process of a sandbox
+		return err
+	})
+	return pid, err
 }
 
 // giveIDs maps the guest's ids and tells it so: it waits for that before it does anything else.

@@ -46,7 +46,10 @@ type Instance struct {
 	forgotten bool // the server lets go of it and it runs on
 }
 
-var _ isolation.Instance = (*Instance)(nil)
+var (
+	_ isolation.Instance = (*Instance)(nil)
+	_ isolation.Holder   = (*Instance)(nil)
+)
 
 func newInstance(b *Backend, g *guest, r record, a isolation.Applied) *Instance {
 	// The namespace lives on in the instance's processes; the launch used the descriptor up.
@@ -85,9 +88,13 @@ func (i *Instance) watch(ctx context.Context) {
 		}
 		return
 	}
+	attempt := i.killedBy()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.exit = exitOf(st, i.destroyed, lastWords(i.log))
+	if attempt != "" && !i.destroyed {
+		i.exit = isolation.Exit{Reason: "attempt", Detail: attempt}
+	}
 	close(i.done)
 }
 
@@ -117,8 +124,10 @@ func (i *Instance) Record() json.RawMessage { return i.raw }
 // Applied implements isolation.Instance.
 func (i *Instance) Applied() isolation.Applied {
 	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.applied
+	a := i.applied
+	i.mu.Unlock()
+	a.Calls = i.callsNow(a.Calls)
+	return a
 }
 
 // Dial implements isolation.Instance. The connection is a *net.UnixConn.
@@ -180,7 +189,14 @@ func (i *Instance) Thaw(ctx context.Context) error {
 	if err := i.needGroup("thaw"); err != nil {
 		return err
 	}
-	return i.group.Thaw(ctx)
+	if i.Held(ctx) {
+		return nil
+	}
+	if err := i.group.Thaw(ctx); err != nil || !i.Held(ctx) {
+		return err
+	}
+	// An attempt that had been made before the freezing was answered in between.
+	return i.group.Freeze(ctx)
 }
 
 // Checkpoint implements isolation.Instance.
@@ -328,6 +344,9 @@ func (i *Instance) clear() error {
 		return err
 	}
 	i.b.ids.release(i.first)
+	if i.b.keeper != nil {
+		i.b.keeper.Forget(i.id)
+	}
 	i.cleared = true
 	i.b.mu.Lock()
 	delete(i.b.instances, i.id)

@@ -28,6 +28,10 @@ type record struct {
 	// NetIndex and NetName are the network device's; 0 where there is none.
 	NetIndex int    `json:"net_index,omitempty"`
 	NetName  string `json:"net_name,omitempty"`
+	// Calls are those that the keeper observes.
+	Calls isolation.Calls `json:"calls,omitzero"`
+	// Owner is the user that the user namespace belongs to; 0: root.
+	Owner uint32 `json:"owner,omitempty"`
 	// Applied is what was put in place, once that is known.
 	Applied *isolation.Applied `json:"applied,omitempty"`
 }
@@ -39,6 +43,7 @@ func (b *Backend) newRecord(g *guest, s isolation.Spec) record {
 	return record{
 		Version: recordVersion, ID: s.ID, Disk: disk{s.Root.Disk.Mechanism, s.Root.Upper}, Name: g.name, Boot: b.boot, PID: g.proc.PID(),
 		Start: g.start, PIDNS: g.inodes["pid"], First: g.first,
+		Calls: s.Calls, Owner: b.owner,
 	}
 }
 

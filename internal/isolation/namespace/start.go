@@ -51,7 +51,13 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 		return nil, err
 	}
 	cpus := walls.CPUs(s.Limits.CPUs, b.cpus, s.ID)
+	if err := b.checkCalls(s.Calls); err != nil {
+		return nil, err
+	}
 	wall, err := b.walls(s, cpus)
+	if wall.own != nil {
+		defer func() { _ = wall.own.Close() }() // the guest has read it by then
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -83,13 +89,17 @@ func (*Backend) Restore(context.Context, isolation.Spec, string) (isolation.Inst
 	return nil, isolation.NoMemoryImages(Name)
 }
 
+// launchLimit is how long a launch may take.
+func launchLimit(s isolation.Spec) time.Duration {
+	if s.Runtime != nil && s.Runtime.Image != "" {
+		return restoreTimeout
+	}
+	return launchTimeout
+}
+
 // launch turns a waiting guest into an instance.
 func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, cpus []int) (*Instance, error) {
-	limit := launchTimeout
-	if s.Runtime != nil && s.Runtime.Image != "" {
-		limit = restoreTimeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, launchLimit(s))
 	defer cancel()
 
 	// The record comes first: from the launch on, the guest no longer ends with the server.
@@ -111,9 +121,15 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	}
 	build := &builder{spec: s, first: g.first, userNS: g.userNS}
 	defer build.close()
+	door, err := newDoor(wall.walls.Listen)
+	if err != nil {
+		return nil, err
+	}
+	defer door.close()
 	if err := b.build(ctx, build, g, wall, cpus); err != nil {
 		return nil, err
 	}
+	door.join(build)
 	if err := b.failpoint("built"); err != nil {
 		return nil, err
 	}
@@ -136,6 +152,13 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if s.Network != nil {
 		r.NetIndex, r.NetName = made.index, s.Network.Device
 	}
+	watched, err := b.watchCalls(ctx, s, g, wall, door)
+	if err != nil {
+		return nil, err
+	}
+	if b.keeper != nil {
+		undo.Add(func() { b.keeper.Forget(s.ID) })
+	}
 	b.cfg.Log.DebugContext(ctx, "launched", "sandbox", s.ID, "guest", g.name, "micros", reply.Micros)
 	if err := b.failpoint("launched"); err != nil {
 		return nil, err
@@ -155,6 +178,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("verified"); err != nil {
 		return nil, err
 	}
+	applied.Calls = watched
 	undo.Release()
 	i := newInstance(b, g, r, applied)
 	i.tap = made.end
@@ -308,7 +332,7 @@ func observers() map[string]string {
 		"host_uid": "kernel", "uid_count": "kernel", "namespaces": "kernel", "no_new_privs": "kernel",
 		"capabilities": "kernel", "seccomp": "kernel", "guest_separated": "kernel",
 		"landlock_abi": "guest", // the kernel tells nobody
-		"limits":       "server", "cgroup_version": "server", "disk": "server", "network": "server",
+		"limits":       "server", "cgroup_version": "server", "disk": "server", "network": "server", "calls": "server",
 	}
 }
 

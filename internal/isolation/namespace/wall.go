@@ -1,6 +1,8 @@
 package namespace
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"runtime"
@@ -17,6 +19,7 @@ import (
 type wallKey struct {
 	profile isolation.Profile
 	waived  bool
+	calls   isolation.Calls // without the reaction
 }
 
 // wallPlan is a walls.Plan whose filters lie in files, ready to be passed.
@@ -25,6 +28,9 @@ type wallPlan struct {
 	filters []*os.File      // in the order of guestwire.Launch.Filters
 	seccomp string
 	missing []string
+	// decide is walls.Plan.Decide, program the filter where it is to be marked, and own that of one instance alone.
+	decide, program []byte
+	own             *os.File
 }
 
 func (w wallPlan) close() {
@@ -38,14 +44,35 @@ func (b *Backend) walls(s isolation.Spec, cpus []int) (wallPlan, error) {
 	if s.Runtime != nil {
 		return b.cellWalls(s, cpus), nil
 	}
-	w, err := b.baseWalls(wallKey{s.Profile, slices.Contains(s.AllowMissing, walls.LayerLandlock)})
+	key := wallKey{profile: s.Profile, waived: slices.Contains(s.AllowMissing, walls.LayerLandlock), calls: s.Calls}
+	key.calls.OnAttempt = ""
+	w, err := b.baseWalls(key)
 	if err != nil {
 		return w, err
+	}
+	if s.Calls.Exec {
+		if err := b.markExecs(&w); err != nil {
+			return w, err
+		}
 	}
 	w.walls.CPUs = cpus
 	w.walls.Rlimits = append(slices.Clone(w.walls.Rlimits),
 		guestwire.Rlimit{Resource: unix.RLIMIT_NOFILE, Max: uint64(s.Limits.OpenFiles)})
 	return w, nil
+}
+
+// markExecs gives an instance's filter and guest a mark of their own for what the guest executes itself. Whoever knew it
+// could execute unseen, so no other guest's is the same.
+func (b *Backend) markExecs(w *wallPlan) error {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails: crypto/rand.Read
+	w.walls.ExecMark = binary.LittleEndian.Uint64(random[:]) | 1
+	f, err := filterFile(walls.Remark(w.program, b.execMark, w.walls.ExecMark))
+	if err != nil {
+		return err
+	}
+	w.own, w.filters = f, append([]*os.File{f}, w.filters[1:]...)
+	return nil
 }
 
 // baseWalls returns what is the same for all instances of a kind: assembling the filters costs more
@@ -58,7 +85,7 @@ func (b *Backend) baseWalls(key wallKey) (wallPlan, error) {
 	}
 	host := walls.Host{Arch: runtime.GOARCH, LandlockABI: b.abi}
 	host.CloneIntoCgroup = b.groups != nil && b.groups.Version() == 2
-	var o walls.Options
+	o := walls.Options{Calls: key.calls, ExecMark: b.execMark}
 	if key.waived {
 		o.AllowMissing = []string{walls.LayerLandlock}
 	}
@@ -66,7 +93,7 @@ func (b *Backend) baseWalls(key wallKey) (wallPlan, error) {
 	if err != nil {
 		return wallPlan{}, err
 	}
-	w := wallPlan{walls: plan.Walls, seccomp: plan.Seccomp, missing: plan.Missing}
+	w := wallPlan{walls: plan.Walls, seccomp: plan.Seccomp, missing: plan.Missing, decide: plan.Decide, program: plan.Walls.Seccomp}
 	for _, program := range [][]byte{plan.Walls.Seccomp, plan.Walls.SeccompExec} {
 		if len(program) == 0 {
 			break // the second comes only with the first

@@ -37,11 +37,11 @@ func only(call string, v seccomp.Verdict, reason string, conditions ...[]filter.
 
 // conditional holds the calls whose arguments decide, in both profiles.
 func conditional() []filter.Entry {
-	invalid := seccomp.Errno(unix.EINVAL)
+	invalid, attempt := seccomp.Errno(unix.EINVAL), refused|tells
 	return append(sockets(),
-		only("clone", refused, "processes and threads, but no namespaces: root in one of its own opens the kernel's privileged half",
+		only("clone", attempt, "processes and threads, but no namespaces: root in one of its own opens the kernel's privileged half",
 			[]filter.Test{bits(0, newNamespaces, 0)}),
-		only("unshare", refused, "files and working directory of a thread, but no namespaces",
+		only("unshare", attempt, "files and working directory of a thread, but no namespaces",
 			[]filter.Test{bits(0, newNamespaces|unix.CLONE_NEWTIME, 0)}),
 		filter.Entry{
 			Call: "mmap", Otherwise: seccomp.Allow,
@@ -61,14 +61,14 @@ func conditional() []filter.Entry {
 		only("personality", refused, "query, Linux, 32-bit uname, and no ASLR (sanitizers, gdb); not READ_IMPLIES_EXEC and foreign systems",
 			[]filter.Test{arg(0, 0, perLinux32, unameOld, unameOld|perLinux32, noRandomize, noRandomize|perLinux32, all)}),
 		modes("mknod", 1), modes("mknodat", 2),
-		only("seccomp", refused, "filters of one's own: agents nest sandboxes; but no listener, which could outlive ours",
+		only("seccomp", attempt, "filters of one's own: agents nest sandboxes; but no listener, which could outlive ours",
 			[]filter.Test{arg(0, unix.SECCOMP_SET_MODE_STRICT, unix.SECCOMP_GET_ACTION_AVAIL, unix.SECCOMP_GET_NOTIF_SIZES)},
 			[]filter.Test{arg(0, unix.SECCOMP_SET_MODE_FILTER), bits(1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, 0)}),
 		filter.Entry{
 			Call: "ioctl", Otherwise: seccomp.Allow,
 			Reason: "devices decide, and Landlock and /dev say which there are; but no bytes into a terminal's input " +
 				"(TIOCSTI, CVE-2017-5226; TIOCLINUX), no line disciplines (modules full of holes), no console redirection",
-			Clauses: []filter.Clause{when(refused, arg(1, unix.TIOCSTI, unix.TIOCLINUX, unix.TIOCSETD, unix.TIOCCONS))},
+			Clauses: []filter.Clause{when(attempt, arg(1, unix.TIOCSTI, unix.TIOCLINUX, unix.TIOCSETD, unix.TIOCCONS))},
 		},
 		only("prctl", invalid, "options known to be about the caller alone; not core scheduling, memory maps, page merging",
 			[]filter.Test{arg(0, prctlOptions()...)}),
@@ -90,7 +90,7 @@ const (
 // modes allows mknod of plain files, FIFOs and sockets. No one holds MKNOD, but a whiteout (character
 // device 0:0) needs no capability since Linux 5.8.
 func modes(call string, n int) filter.Entry {
-	return only(call, refused, "FIFOs, sockets and files; no devices",
+	return only(call, refused|tells, "FIFOs, sockets and files; no devices",
 		[]filter.Test{bits(n, unix.S_IFMT, 0, unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK)})
 }
 
@@ -107,14 +107,15 @@ func sockets() []filter.Entry {
 				"network namespace, raw and packet sockets forge, other families are attack surface",
 			Clauses: []filter.Clause{
 				when(seccomp.Allow, arg(0, unix.AF_UNIX)),
-				when(refused, inet, bits(1, kind, unix.SOCK_RAW, unix.SOCK_PACKET)),
+				when(refused|tells, inet, bits(1, kind, unix.SOCK_RAW, unix.SOCK_PACKET)),
 				when(seccomp.Allow, inet, bits(1, kind, unix.SOCK_STREAM), arg(2, 0, unix.IPPROTO_TCP)),
 				when(seccomp.Allow, inet, bits(1, kind, unix.SOCK_DGRAM),
 					arg(2, 0, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6)),
 				when(protocol, inet),
 				when(seccomp.Allow, arg(0, unix.AF_NETLINK), arg(2, unix.NETLINK_ROUTE)),
 				when(protocol, arg(0, unix.AF_NETLINK)),
-				when(refused, arg(0, unix.AF_PACKET)),
+				when(refused|tells, arg(0, unix.AF_PACKET)),
+				when(family|tells, arg(0, unix.AF_VSOCK, unix.AF_XDP)),
 			},
 		},
 		{

@@ -8,6 +8,7 @@
 package walls
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"math"
@@ -53,6 +54,10 @@ type Options struct {
 	Writable []string
 	// AllowMissing names layers that may be absent.
 	AllowMissing []string
+	// Calls are handed to a listener, but for executions that are marked with ExecMark: for those, see
+	// guestwire.Walls.ExecMark.
+	Calls    isolation.Calls
+	ExecMark uint64
 }
 
 // Plan is the outcome: the walls, and what to say about them.
@@ -60,6 +65,9 @@ type Plan struct {
 	Walls guestwire.Walls
 	// Seccomp is the text for isolation.Applied.Seccomp.
 	Seccomp string
+	// Decide is, where calls are handed to a listener, the filter as it would be without: what it allows, the
+	// listener may let go on, and all else it answers as that filter does.
+	Decide []byte
 	// Missing names layers that the profile wants and Options.AllowMissing waived.
 	Missing []string
 }
@@ -78,17 +86,22 @@ func ForProfile(p isolation.Profile, h Host, o Options) (Plan, error) {
 		Rlimits:      rlimits(o),
 	}
 	plan := Plan{Walls: w}
-	calls := table(p, h.CloneIntoCgroup)
 	var err error
-	if plan.Walls.Seccomp, err = calls.Program(h.Arch); err != nil {
+	if plan.Walls.Seccomp, err = table(p, h.CloneIntoCgroup, o.Calls, o.ExecMark).Program(h.Arch); err != nil {
 		return Plan{}, errs.Wrap(err, errs.Unsupported, "there is no system call filter for %s", h.Arch)
+	}
+	if o.Calls.Any() {
+		plan.Walls.Listen = true
+		if plan.Decide, err = table(p, h.CloneIntoCgroup, isolation.Calls{}, 0).Program(h.Arch); err != nil {
+			return Plan{}, err
+		}
 	}
 	if h.CloneIntoCgroup {
 		if plan.Walls.SeccompExec, err = execTable().Program(h.Arch); err != nil {
 			return Plan{}, err
 		}
 	}
-	n, err := table(p, false).Allowed(h.Arch)
+	n, err := table(p, false, isolation.Calls{}, 0).Allowed(h.Arch)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -104,6 +117,24 @@ func ForProfile(p isolation.Profile, h Host, o Options) (Plan, error) {
 	}
 	plan.Missing = []string{LayerLandlock}
 	return plan, nil
+}
+
+// Remark returns a filter that was made for one ExecMark as it is for another.
+func Remark(program []byte, from, to uint64) []byte {
+	const size, jump = 8, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+	out := slices.Clone(program)
+	for i := 0; i+size <= len(out); i += size {
+		if binary.LittleEndian.Uint16(out[i:]) != jump {
+			continue
+		}
+		switch k := out[i+4 : i+size]; binary.LittleEndian.Uint32(k) {
+		case uint32(from):
+			binary.LittleEndian.PutUint32(k, uint32(to))
+		case uint32(from >> 32):
+			binary.LittleEndian.PutUint32(k, uint32(to>>32))
+		}
+	}
+	return out
 }
 
 // Capabilities returns the bounding set of a profile. Locked has none. Standard has what installing

@@ -68,7 +68,7 @@ func describe(t *testing.T, p isolation.Profile, arch string) string {
 		fmt.Fprintf(&b, "  beneath %s: %#x\n", r.Path, r.Access)
 	}
 	fmt.Fprintf(&b, "seccomp: %s, %d instructions\n", plan.Seccomp, len(w.Seccomp)/8)
-	entries := table(p, false).Entries
+	entries := table(p, false, isolation.Calls{}, 0).Entries
 	slices.SortFunc(entries, func(a, b filter.Entry) int { return strings.Compare(a.Call, b.Call) })
 	for _, e := range entries {
 		if _, err := filter.Named(arch, e.Call); err != nil {
@@ -90,7 +90,7 @@ func describe(t *testing.T, p isolation.Profile, arch string) string {
 // verdict says what a profile's filter answers.
 func verdict(t *testing.T, p isolation.Profile, fork bool, arch, call string, args ...uint64) seccomp.Verdict {
 	t.Helper()
-	program, err := table(p, fork).Program(arch)
+	program, err := table(p, fork, isolation.Calls{}, 0).Program(arch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestRefusals(t *testing.T) {
 // TestFuture holds that calls of a kernel to come are absent.
 func TestFuture(t *testing.T) {
 	for _, arch := range filter.Arches() {
-		program, err := table(isolation.Standard, false).Program(arch)
+		program, err := table(isolation.Standard, false, isolation.Calls{}, 0).Program(arch)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -285,7 +285,7 @@ func TestFork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, e := range table(isolation.Locked, true).Entries {
+		for _, e := range table(isolation.Locked, true, isolation.Calls{}, 0).Entries {
 			c, err := filter.Named(arch, e.Call)
 			if err != nil {
 				continue

@@ -199,6 +199,7 @@ type groupDriver interface {
 	scopes() ([]string, error)
 	freeze(ctx context.Context, frozen bool) error
 	frozen() (bool, error)
+	freezeFile() (*os.File, string, error)
 	usage() (Usage, error)
 	update(l Limits) error
 	pids() ([]int, error)
@@ -331,6 +332,10 @@ func (g *Group) Freeze(ctx context.Context) error { return g.driver.freeze(ctx, 
 
 // Thaw lets them go on. Idempotent.
 func (g *Group) Thaw(ctx context.Context) error { return g.driver.freeze(ctx, false) }
+
+// FreezeFile opens the file that begins to freeze what Freeze freezes, and returns what to write there. It is for a
+// process that may do nothing else with the group.
+func (g *Group) FreezeFile() (f *os.File, text string, err error) { return g.driver.freezeFile() }
 
 // Frozen reports whether the payload is frozen or about to be.
 func (g *Group) Frozen() (bool, error) { return g.driver.frozen() }

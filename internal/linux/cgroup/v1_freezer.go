@@ -57,6 +57,15 @@ func (g *v1Group) frozen() (bool, error) {
 	return n != 0, err
 }
 
+func (g *v1Group) freezeFile() (*os.File, string, error) {
+	fd, err := g.freezer()
+	if err != nil {
+		return nil, "", err
+	}
+	f, err := openFile(fd, g.id+"/payload/freezer.state", unix.O_WRONLY)
+	return f, "FROZEN", err
+}
+
 // v1Kill ends all processes of some groups: it stops them, so that none forks away from the list,
 // signals all, and lets them go on to their death (a frozen process does not die).
 type v1Kill struct {

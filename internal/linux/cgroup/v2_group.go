@@ -179,6 +179,11 @@ func (g *v2Group) frozen() (bool, error) {
 	return n != 0, err
 }
 
+func (g *v2Group) freezeFile() (*os.File, string, error) {
+	f, err := openFile(g.v.dir, g.id+"/payload/cgroup.freeze", unix.O_WRONLY)
+	return f, "1", err
+}
+
 func (g *v2Group) usage() (Usage, error) {
 	var u Usage
 	usec, err := readKey(g.v.dir, g.id+"/cpu.stat", "usage_usec")

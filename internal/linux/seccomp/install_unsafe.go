@@ -26,6 +26,15 @@ func RawInstall(program *byte, n uint16) syscall.Errno {
 	return errno
 }
 
+// listen is RawInstall with a listener for the calls that the program hands over. What a listener has received can be
+// interrupted by deadly signals only: with any signal, a call would be handed over again and again.
+func listen(program *byte, n uint16) (int, syscall.Errno) {
+	prog := fprog{len: n, filter: program}
+	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	fd, _, errno := syscall.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
+	return int(fd), errno
+}
+
 // installAll is RawInstall for all threads. It returns the id of a thread that stood in the way, or 0.
 func installAll(program *byte, n uint16) (int, syscall.Errno) {
 	prog := fprog{len: n, filter: program}

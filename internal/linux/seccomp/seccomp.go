@@ -21,6 +21,8 @@ const (
 	Allow Verdict = unix.SECCOMP_RET_ALLOW
 	// Kill ends the whole process with SIGSYS.
 	Kill Verdict = unix.SECCOMP_RET_KILL_PROCESS
+	// Notify hands the call over to the filter's listener, which answers it; where there is none, it is ENOSYS.
+	Notify Verdict = unix.SECCOMP_RET_USER_NOTIF
 )
 
 // Errno returns the verdict that fails the call with e.
@@ -28,13 +30,15 @@ func Errno(e unix.Errno) Verdict {
 	return unix.SECCOMP_RET_ERRNO | Verdict(e)&unix.SECCOMP_RET_DATA
 }
 
-// String returns "allow", "kill" or the error's name.
+// String returns "allow", "kill", "notify" or the error's name.
 func (v Verdict) String() string {
 	switch {
 	case v == Allow:
 		return "allow"
 	case v == Kill:
 		return "kill"
+	case v == Notify:
+		return "notify"
 	case v&unix.SECCOMP_RET_ACTION_FULL == unix.SECCOMP_RET_ERRNO:
 		return unix.ErrnoName(unix.Errno(v & unix.SECCOMP_RET_DATA))
 	}
@@ -56,24 +60,47 @@ var ErrProgram = errors.New("no seccomp program")
 //
 // The thread needs no_new_privs or CAP_SYS_ADMIN in its user namespace.
 func Install(program []byte) error {
-	n := len(program) / instruction
-	if n == 0 || n > maxInstructions || len(program)%instruction != 0 {
-		return fmt.Errorf("%d bytes: %w", len(program), ErrProgram)
+	n, err := length(program)
+	if err != nil {
+		return err
 	}
-	if errno := RawInstall(&program[0], uint16(n)); errno != 0 {
+	if errno := RawInstall(&program[0], n); errno != 0 {
 		return os.NewSyscallError("seccomp", errno)
 	}
 	return nil
 }
 
+// Listen is Install with a listener, by which another process answers the calls that the program hands over (package
+// notify). Whoever has it may let refused calls through, so it should leave this process at once. EBUSY: the thread has
+// a filter with a listener already, and there can be no second one.
+func Listen(program []byte) (*os.File, error) {
+	n, err := length(program)
+	if err != nil {
+		return nil, err
+	}
+	fd, errno := listen(&program[0], n)
+	if errno != 0 {
+		return nil, os.NewSyscallError("seccomp", errno)
+	}
+	return os.NewFile(uintptr(fd), "seccomp listener"), nil
+}
+
+func length(program []byte) (uint16, error) {
+	n := len(program) / instruction
+	if n == 0 || n > maxInstructions || len(program)%instruction != 0 {
+		return 0, fmt.Errorf("%d bytes: %w", len(program), ErrProgram)
+	}
+	return uint16(n), nil
+}
+
 // InstallProcess is Install for every thread of the process at once, those that are made later included.
 // Every thread needs no_new_privs, and none may have a filter that the calling one has not.
 func InstallProcess(program []byte) error {
-	n := len(program) / instruction
-	if n == 0 || n > maxInstructions || len(program)%instruction != 0 {
-		return fmt.Errorf("%d bytes: %w", len(program), ErrProgram)
+	n, err := length(program)
+	if err != nil {
+		return err
 	}
-	thread, errno := installAll(&program[0], uint16(n))
+	thread, errno := installAll(&program[0], n)
 	if errno != 0 {
 		return os.NewSyscallError("seccomp", errno)
 	}

@@ -68,7 +68,9 @@ type Sandbox struct {
 	// Unset: it has no network.
 	Network *Network `protobuf:"bytes,40,opt,name=network,proto3" json:"network,omitempty"`
 	// How much content the journal keeps: hashes, content or all.
-	Record        string `protobuf:"bytes,44,opt,name=record,proto3" json:"record,omitempty"`
+	Record string `protobuf:"bytes,44,opt,name=record,proto3" json:"record,omitempty"`
+	// Which of its system calls are observed.
+	Calls         *Calls `protobuf:"bytes,41,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -306,6 +308,93 @@ func (x *Sandbox) GetRecord() string {
 	return ""
 }
 
+func (x *Sandbox) GetCalls() *Calls {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+// Calls says which system calls are observed from outside, and recorded in the journal.
+type Calls struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Calls that are refused and tell of an attempt to get out, or at the kernel: mount, unshare, ptrace, bpf and the like.
+	Attempts bool `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// Programs that processes execute themselves, connections, opened files.
+	Exec    bool `protobuf:"varint,2,opt,name=exec,proto3" json:"exec,omitempty"`
+	Connect bool `protobuf:"varint,3,opt,name=connect,proto3" json:"connect,omitempty"`
+	Open    bool `protobuf:"varint,4,opt,name=open,proto3" json:"open,omitempty"`
+	// What an attempt brings about, beside being refused and recorded: record (nothing more), pause or kill.
+	OnAttempt     string `protobuf:"bytes,5,opt,name=on_attempt,json=onAttempt,proto3" json:"on_attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Calls) Reset() {
+	*x = Calls{}
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Calls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Calls) ProtoMessage() {}
+
+func (x *Calls) ProtoReflect() protoreflect.Message {
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Calls.ProtoReflect.Descriptor instead.
+func (*Calls) Descriptor() ([]byte, []int) {
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Calls) GetAttempts() bool {
+	if x != nil {
+		return x.Attempts
+	}
+	return false
+}
+
+func (x *Calls) GetExec() bool {
+	if x != nil {
+		return x.Exec
+	}
+	return false
+}
+
+func (x *Calls) GetConnect() bool {
+	if x != nil {
+		return x.Connect
+	}
+	return false
+}
+
+func (x *Calls) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
+}
+
+func (x *Calls) GetOnAttempt() string {
+	if x != nil {
+		return x.OnAttempt
+	}
+	return ""
+}
+
 // Limits bound what a sandbox may use. A zero field takes the server's default.
 type Limits struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -321,7 +410,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[1]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +422,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[1]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +435,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{1}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Limits) GetMemoryBytes() int64 {
@@ -409,14 +498,16 @@ type Applied struct {
 	Network        string                 `protobuf:"bytes,13,opt,name=network,proto3" json:"network,omitempty"`
 	GuestSeparated bool                   `protobuf:"varint,14,opt,name=guest_separated,json=guestSeparated,proto3" json:"guest_separated,omitempty"`
 	// Layers that the profile wants and this sandbox lacks.
-	Missing       []string `protobuf:"bytes,15,rep,name=missing,proto3" json:"missing,omitempty"`
+	Missing []string `protobuf:"bytes,15,rep,name=missing,proto3" json:"missing,omitempty"`
+	// Whether "attempts", "exec", "connect" and "open" are recorded, off, or why not; and "on_attempt".
+	Calls         map[string]string `protobuf:"bytes,16,rep,name=calls,proto3" json:"calls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[2]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -428,7 +519,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[2]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -441,7 +532,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{2}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Applied) GetBackend() string {
@@ -549,6 +640,13 @@ func (x *Applied) GetMissing() []string {
 	return nil
 }
 
+func (x *Applied) GetCalls() map[string]string {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
 // Workspace is a host directory that shows inside as copy-on-write.
 type Workspace struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -561,7 +659,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[3]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +671,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[3]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +684,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{3}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Workspace) GetSource() string {
@@ -629,14 +727,16 @@ type CreateSandboxRequest struct {
 	NoNetwork bool `protobuf:"varint,21,opt,name=no_network,json=noNetwork,proto3" json:"no_network,omitempty"`
 	// How much content the journal keeps beside hashes of it: hashes (none), content (arguments, code, input and output of
 	// programs; the default) or all (also files read and written through the API).
-	Record        string `protobuf:"bytes,30,opt,name=record,proto3" json:"record,omitempty"`
+	Record string `protobuf:"bytes,30,opt,name=record,proto3" json:"record,omitempty"`
+	// Unset: the server's default. Without an administrator's key it can only be stricter than that.
+	Calls         *Calls `protobuf:"bytes,22,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[4]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +748,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[4]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +761,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{4}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateSandboxRequest) GetTemplate() string {
@@ -783,6 +883,13 @@ func (x *CreateSandboxRequest) GetRecord() string {
 	return ""
 }
 
+func (x *CreateSandboxRequest) GetCalls() *Calls {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
 type GetSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id, a unique beginning of it, or name; so in every request.
@@ -793,7 +900,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[5]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +912,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[5]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +925,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{5}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetSandboxRequest) GetSandbox() string {
@@ -845,7 +952,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[6]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +964,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[6]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +977,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{6}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSandboxesRequest) GetLabels() map[string]string {
@@ -918,7 +1025,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[7]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1037,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[7]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1050,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{7}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -976,7 +1083,7 @@ type UpdateSandboxRequest struct {
 
 func (x *UpdateSandboxRequest) Reset() {
 	*x = UpdateSandboxRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[8]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1095,7 @@ func (x *UpdateSandboxRequest) String() string {
 func (*UpdateSandboxRequest) ProtoMessage() {}
 
 func (x *UpdateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[8]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1108,7 @@ func (x *UpdateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{8}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UpdateSandboxRequest) GetSandbox() string {
@@ -1049,7 +1156,7 @@ type LabelSet struct {
 
 func (x *LabelSet) Reset() {
 	*x = LabelSet{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[9]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1168,7 @@ func (x *LabelSet) String() string {
 func (*LabelSet) ProtoMessage() {}
 
 func (x *LabelSet) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[9]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1181,7 @@ func (x *LabelSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelSet.ProtoReflect.Descriptor instead.
 func (*LabelSet) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LabelSet) GetLabels() map[string]string {
@@ -1093,7 +1200,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[10]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1212,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[10]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1225,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteSandboxRequest) GetSandbox() string {
@@ -1142,7 +1249,7 @@ type PauseSandboxRequest struct {
 
 func (x *PauseSandboxRequest) Reset() {
 	*x = PauseSandboxRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[11]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1261,7 @@ func (x *PauseSandboxRequest) String() string {
 func (*PauseSandboxRequest) ProtoMessage() {}
 
 func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[11]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1274,7 @@ func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PauseSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PauseSandboxRequest) GetSandbox() string {
@@ -1200,7 +1307,7 @@ type ResumeSandboxRequest struct {
 
 func (x *ResumeSandboxRequest) Reset() {
 	*x = ResumeSandboxRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[12]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1319,7 @@ func (x *ResumeSandboxRequest) String() string {
 func (*ResumeSandboxRequest) ProtoMessage() {}
 
 func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[12]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1332,7 @@ func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ResumeSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResumeSandboxRequest) GetSandbox() string {
@@ -1244,7 +1351,7 @@ type GetUsageRequest struct {
 
 func (x *GetUsageRequest) Reset() {
 	*x = GetUsageRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[13]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1363,7 @@ func (x *GetUsageRequest) String() string {
 func (*GetUsageRequest) ProtoMessage() {}
 
 func (x *GetUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[13]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1376,7 @@ func (x *GetUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetUsageRequest.ProtoReflect.Descriptor instead.
 func (*GetUsageRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetUsageRequest) GetSandbox() string {
@@ -1294,7 +1401,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[14]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1413,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[14]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1426,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Usage) GetCpu() *durationpb.Duration {
@@ -1375,7 +1482,7 @@ type ListChangesRequest struct {
 
 func (x *ListChangesRequest) Reset() {
 	*x = ListChangesRequest{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[15]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1494,7 @@ func (x *ListChangesRequest) String() string {
 func (*ListChangesRequest) ProtoMessage() {}
 
 func (x *ListChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[15]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1507,7 @@ func (x *ListChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChangesRequest.ProtoReflect.Descriptor instead.
 func (*ListChangesRequest) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListChangesRequest) GetSandbox() string {
@@ -1426,7 +1533,7 @@ type ListChangesResponse struct {
 
 func (x *ListChangesResponse) Reset() {
 	*x = ListChangesResponse{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[16]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1545,7 @@ func (x *ListChangesResponse) String() string {
 func (*ListChangesResponse) ProtoMessage() {}
 
 func (x *ListChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[16]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1558,7 @@ func (x *ListChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChangesResponse.ProtoReflect.Descriptor instead.
 func (*ListChangesResponse) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListChangesResponse) GetChanges() []*Change {
@@ -1476,7 +1583,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[17]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1595,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_casemate_v1_sandbox_proto_msgTypes[17]
+	mi := &file_casemate_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1608,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_casemate_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Change) GetOp() string {
@@ -1543,7 +1650,7 @@ var File_casemate_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xad\t\n" +
+	"\x19casemate/v1/sandbox.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x19casemate/v1/network.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd7\t\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -1582,13 +1689,21 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\x04head\x18\x19 \x01(\tR\x04head\x12!\n" +
 	"\ffile_changes\x18\x1a \x01(\tR\vfileChanges\x12.\n" +
 	"\anetwork\x18( \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x16\n" +
-	"\x06record\x18, \x01(\tR\x06record\x1a9\n" +
+	"\x06record\x18, \x01(\tR\x06record\x12(\n" +
+	"\x05calls\x18) \x01(\v2\x12.casemate.v1.CallsR\x05calls\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aU\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
-	"\x05value\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05value:\x028\x01\"\xa9\x01\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05value:\x028\x01\"\x84\x01\n" +
+	"\x05Calls\x12\x1a\n" +
+	"\battempts\x18\x01 \x01(\bR\battempts\x12\x12\n" +
+	"\x04exec\x18\x02 \x01(\bR\x04exec\x12\x18\n" +
+	"\aconnect\x18\x03 \x01(\bR\aconnect\x12\x12\n" +
+	"\x04open\x18\x04 \x01(\bR\x04open\x12\x1d\n" +
+	"\n" +
+	"on_attempt\x18\x05 \x01(\tR\tonAttempt\"\xa9\x01\n" +
 	"\x06Limits\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\x01R\x04cpus\x12\x12\n" +
@@ -1597,7 +1712,7 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"open_files\x18\x04 \x01(\x05R\topenFiles\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x05 \x01(\x03R\tdiskBytes\x12\x16\n" +
-	"\x06inodes\x18\x06 \x01(\x03R\x06inodes\"\xdd\x03\n" +
+	"\x06inodes\x18\x06 \x01(\x03R\x06inodes\"\xce\x04\n" +
 	"\aApplied\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12\x19\n" +
@@ -1617,10 +1732,15 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\x04disk\x18\f \x01(\tR\x04disk\x12\x18\n" +
 	"\anetwork\x18\r \x01(\tR\anetwork\x12'\n" +
 	"\x0fguest_separated\x18\x0e \x01(\bR\x0eguestSeparated\x12\x18\n" +
-	"\amissing\x18\x0f \x03(\tR\amissing\";\n" +
+	"\amissing\x18\x0f \x03(\tR\amissing\x125\n" +
+	"\x05calls\x18\x10 \x03(\v2\x1f.casemate.v1.Applied.CallsEntryR\x05calls\x1a8\n" +
+	"\n" +
+	"CallsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\";\n" +
 	"\tWorkspace\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\x96\x06\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xc0\x06\n" +
 	"\x14CreateSandboxRequest\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x18\n" +
@@ -1642,7 +1762,8 @@ const file_casemate_v1_sandbox_proto_rawDesc = "" +
 	"\anetwork\x18\x14 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\x12\x1d\n" +
 	"\n" +
 	"no_network\x18\x15 \x01(\bR\tnoNetwork\x12\x16\n" +
-	"\x06record\x18\x1e \x01(\tR\x06record\x1a9\n" +
+	"\x06record\x18\x1e \x01(\tR\x06record\x12(\n" +
+	"\x05calls\x18\x16 \x01(\v2\x12.casemate.v1.CallsR\x05calls\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
@@ -1729,89 +1850,94 @@ func file_casemate_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_casemate_v1_sandbox_proto_rawDescData
 }
 
-var file_casemate_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_casemate_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_casemate_v1_sandbox_proto_goTypes = []any{
 	(*Sandbox)(nil),               // 0: casemate.v1.Sandbox
-	(*Limits)(nil),                // 1: casemate.v1.Limits
-	(*Applied)(nil),               // 2: casemate.v1.Applied
-	(*Workspace)(nil),             // 3: casemate.v1.Workspace
-	(*CreateSandboxRequest)(nil),  // 4: casemate.v1.CreateSandboxRequest
-	(*GetSandboxRequest)(nil),     // 5: casemate.v1.GetSandboxRequest
-	(*ListSandboxesRequest)(nil),  // 6: casemate.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil), // 7: casemate.v1.ListSandboxesResponse
-	(*UpdateSandboxRequest)(nil),  // 8: casemate.v1.UpdateSandboxRequest
-	(*LabelSet)(nil),              // 9: casemate.v1.LabelSet
-	(*DeleteSandboxRequest)(nil),  // 10: casemate.v1.DeleteSandboxRequest
-	(*PauseSandboxRequest)(nil),   // 11: casemate.v1.PauseSandboxRequest
-	(*ResumeSandboxRequest)(nil),  // 12: casemate.v1.ResumeSandboxRequest
-	(*GetUsageRequest)(nil),       // 13: casemate.v1.GetUsageRequest
-	(*Usage)(nil),                 // 14: casemate.v1.Usage
-	(*ListChangesRequest)(nil),    // 15: casemate.v1.ListChangesRequest
-	(*ListChangesResponse)(nil),   // 16: casemate.v1.ListChangesResponse
-	(*Change)(nil),                // 17: casemate.v1.Change
-	nil,                           // 18: casemate.v1.Sandbox.LabelsEntry
-	nil,                           // 19: casemate.v1.Sandbox.TimingsEntry
-	nil,                           // 20: casemate.v1.CreateSandboxRequest.LabelsEntry
-	nil,                           // 21: casemate.v1.CreateSandboxRequest.EnvEntry
-	nil,                           // 22: casemate.v1.ListSandboxesRequest.LabelsEntry
-	nil,                           // 23: casemate.v1.LabelSet.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
-	(*Network)(nil),               // 26: casemate.v1.Network
+	(*Calls)(nil),                 // 1: casemate.v1.Calls
+	(*Limits)(nil),                // 2: casemate.v1.Limits
+	(*Applied)(nil),               // 3: casemate.v1.Applied
+	(*Workspace)(nil),             // 4: casemate.v1.Workspace
+	(*CreateSandboxRequest)(nil),  // 5: casemate.v1.CreateSandboxRequest
+	(*GetSandboxRequest)(nil),     // 6: casemate.v1.GetSandboxRequest
+	(*ListSandboxesRequest)(nil),  // 7: casemate.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil), // 8: casemate.v1.ListSandboxesResponse
+	(*UpdateSandboxRequest)(nil),  // 9: casemate.v1.UpdateSandboxRequest
+	(*LabelSet)(nil),              // 10: casemate.v1.LabelSet
+	(*DeleteSandboxRequest)(nil),  // 11: casemate.v1.DeleteSandboxRequest
+	(*PauseSandboxRequest)(nil),   // 12: casemate.v1.PauseSandboxRequest
+	(*ResumeSandboxRequest)(nil),  // 13: casemate.v1.ResumeSandboxRequest
+	(*GetUsageRequest)(nil),       // 14: casemate.v1.GetUsageRequest
+	(*Usage)(nil),                 // 15: casemate.v1.Usage
+	(*ListChangesRequest)(nil),    // 16: casemate.v1.ListChangesRequest
+	(*ListChangesResponse)(nil),   // 17: casemate.v1.ListChangesResponse
+	(*Change)(nil),                // 18: casemate.v1.Change
+	nil,                           // 19: casemate.v1.Sandbox.LabelsEntry
+	nil,                           // 20: casemate.v1.Sandbox.TimingsEntry
+	nil,                           // 21: casemate.v1.Applied.CallsEntry
+	nil,                           // 22: casemate.v1.CreateSandboxRequest.LabelsEntry
+	nil,                           // 23: casemate.v1.CreateSandboxRequest.EnvEntry
+	nil,                           // 24: casemate.v1.ListSandboxesRequest.LabelsEntry
+	nil,                           // 25: casemate.v1.LabelSet.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*Network)(nil),               // 28: casemate.v1.Network
 }
 var file_casemate_v1_sandbox_proto_depIdxs = []int32{
-	18, // 0: casemate.v1.Sandbox.labels:type_name -> casemate.v1.Sandbox.LabelsEntry
-	1,  // 1: casemate.v1.Sandbox.limits:type_name -> casemate.v1.Limits
-	24, // 2: casemate.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	24, // 3: casemate.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
-	24, // 4: casemate.v1.Sandbox.ended_at:type_name -> google.protobuf.Timestamp
-	24, // 5: casemate.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	25, // 6: casemate.v1.Sandbox.idle:type_name -> google.protobuf.Duration
-	2,  // 7: casemate.v1.Sandbox.applied:type_name -> casemate.v1.Applied
-	19, // 8: casemate.v1.Sandbox.timings:type_name -> casemate.v1.Sandbox.TimingsEntry
-	3,  // 9: casemate.v1.Sandbox.workspaces:type_name -> casemate.v1.Workspace
-	26, // 10: casemate.v1.Sandbox.network:type_name -> casemate.v1.Network
-	1,  // 11: casemate.v1.Applied.limits:type_name -> casemate.v1.Limits
-	1,  // 12: casemate.v1.CreateSandboxRequest.limits:type_name -> casemate.v1.Limits
-	20, // 13: casemate.v1.CreateSandboxRequest.labels:type_name -> casemate.v1.CreateSandboxRequest.LabelsEntry
-	21, // 14: casemate.v1.CreateSandboxRequest.env:type_name -> casemate.v1.CreateSandboxRequest.EnvEntry
-	25, // 15: casemate.v1.CreateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
-	25, // 16: casemate.v1.CreateSandboxRequest.idle:type_name -> google.protobuf.Duration
-	3,  // 17: casemate.v1.CreateSandboxRequest.workspaces:type_name -> casemate.v1.Workspace
-	26, // 18: casemate.v1.CreateSandboxRequest.network:type_name -> casemate.v1.Network
-	22, // 19: casemate.v1.ListSandboxesRequest.labels:type_name -> casemate.v1.ListSandboxesRequest.LabelsEntry
-	0,  // 20: casemate.v1.ListSandboxesResponse.sandboxes:type_name -> casemate.v1.Sandbox
-	9,  // 21: casemate.v1.UpdateSandboxRequest.labels:type_name -> casemate.v1.LabelSet
-	25, // 22: casemate.v1.UpdateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
-	25, // 23: casemate.v1.UpdateSandboxRequest.idle:type_name -> google.protobuf.Duration
-	1,  // 24: casemate.v1.UpdateSandboxRequest.limits:type_name -> casemate.v1.Limits
-	23, // 25: casemate.v1.LabelSet.labels:type_name -> casemate.v1.LabelSet.LabelsEntry
-	25, // 26: casemate.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	17, // 27: casemate.v1.ListChangesResponse.changes:type_name -> casemate.v1.Change
-	25, // 28: casemate.v1.Sandbox.TimingsEntry.value:type_name -> google.protobuf.Duration
-	4,  // 29: casemate.v1.SandboxService.CreateSandbox:input_type -> casemate.v1.CreateSandboxRequest
-	5,  // 30: casemate.v1.SandboxService.GetSandbox:input_type -> casemate.v1.GetSandboxRequest
-	6,  // 31: casemate.v1.SandboxService.ListSandboxes:input_type -> casemate.v1.ListSandboxesRequest
-	8,  // 32: casemate.v1.SandboxService.UpdateSandbox:input_type -> casemate.v1.UpdateSandboxRequest
-	10, // 33: casemate.v1.SandboxService.DeleteSandbox:input_type -> casemate.v1.DeleteSandboxRequest
-	11, // 34: casemate.v1.SandboxService.PauseSandbox:input_type -> casemate.v1.PauseSandboxRequest
-	12, // 35: casemate.v1.SandboxService.ResumeSandbox:input_type -> casemate.v1.ResumeSandboxRequest
-	13, // 36: casemate.v1.SandboxService.GetUsage:input_type -> casemate.v1.GetUsageRequest
-	15, // 37: casemate.v1.SandboxService.ListChanges:input_type -> casemate.v1.ListChangesRequest
-	0,  // 38: casemate.v1.SandboxService.CreateSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 39: casemate.v1.SandboxService.GetSandbox:output_type -> casemate.v1.Sandbox
-	7,  // 40: casemate.v1.SandboxService.ListSandboxes:output_type -> casemate.v1.ListSandboxesResponse
-	0,  // 41: casemate.v1.SandboxService.UpdateSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 42: casemate.v1.SandboxService.DeleteSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 43: casemate.v1.SandboxService.PauseSandbox:output_type -> casemate.v1.Sandbox
-	0,  // 44: casemate.v1.SandboxService.ResumeSandbox:output_type -> casemate.v1.Sandbox
-	14, // 45: casemate.v1.SandboxService.GetUsage:output_type -> casemate.v1.Usage
-	16, // 46: casemate.v1.SandboxService.ListChanges:output_type -> casemate.v1.ListChangesResponse
-	38, // [38:47] is the sub-list for method output_type
-	29, // [29:38] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	19, // 0: casemate.v1.Sandbox.labels:type_name -> casemate.v1.Sandbox.LabelsEntry
+	2,  // 1: casemate.v1.Sandbox.limits:type_name -> casemate.v1.Limits
+	26, // 2: casemate.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	26, // 3: casemate.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	26, // 4: casemate.v1.Sandbox.ended_at:type_name -> google.protobuf.Timestamp
+	26, // 5: casemate.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	27, // 6: casemate.v1.Sandbox.idle:type_name -> google.protobuf.Duration
+	3,  // 7: casemate.v1.Sandbox.applied:type_name -> casemate.v1.Applied
+	20, // 8: casemate.v1.Sandbox.timings:type_name -> casemate.v1.Sandbox.TimingsEntry
+	4,  // 9: casemate.v1.Sandbox.workspaces:type_name -> casemate.v1.Workspace
+	28, // 10: casemate.v1.Sandbox.network:type_name -> casemate.v1.Network
+	1,  // 11: casemate.v1.Sandbox.calls:type_name -> casemate.v1.Calls
+	2,  // 12: casemate.v1.Applied.limits:type_name -> casemate.v1.Limits
+	21, // 13: casemate.v1.Applied.calls:type_name -> casemate.v1.Applied.CallsEntry
+	2,  // 14: casemate.v1.CreateSandboxRequest.limits:type_name -> casemate.v1.Limits
+	22, // 15: casemate.v1.CreateSandboxRequest.labels:type_name -> casemate.v1.CreateSandboxRequest.LabelsEntry
+	23, // 16: casemate.v1.CreateSandboxRequest.env:type_name -> casemate.v1.CreateSandboxRequest.EnvEntry
+	27, // 17: casemate.v1.CreateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
+	27, // 18: casemate.v1.CreateSandboxRequest.idle:type_name -> google.protobuf.Duration
+	4,  // 19: casemate.v1.CreateSandboxRequest.workspaces:type_name -> casemate.v1.Workspace
+	28, // 20: casemate.v1.CreateSandboxRequest.network:type_name -> casemate.v1.Network
+	1,  // 21: casemate.v1.CreateSandboxRequest.calls:type_name -> casemate.v1.Calls
+	24, // 22: casemate.v1.ListSandboxesRequest.labels:type_name -> casemate.v1.ListSandboxesRequest.LabelsEntry
+	0,  // 23: casemate.v1.ListSandboxesResponse.sandboxes:type_name -> casemate.v1.Sandbox
+	10, // 24: casemate.v1.UpdateSandboxRequest.labels:type_name -> casemate.v1.LabelSet
+	27, // 25: casemate.v1.UpdateSandboxRequest.lifetime:type_name -> google.protobuf.Duration
+	27, // 26: casemate.v1.UpdateSandboxRequest.idle:type_name -> google.protobuf.Duration
+	2,  // 27: casemate.v1.UpdateSandboxRequest.limits:type_name -> casemate.v1.Limits
+	25, // 28: casemate.v1.LabelSet.labels:type_name -> casemate.v1.LabelSet.LabelsEntry
+	27, // 29: casemate.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	18, // 30: casemate.v1.ListChangesResponse.changes:type_name -> casemate.v1.Change
+	27, // 31: casemate.v1.Sandbox.TimingsEntry.value:type_name -> google.protobuf.Duration
+	5,  // 32: casemate.v1.SandboxService.CreateSandbox:input_type -> casemate.v1.CreateSandboxRequest
+	6,  // 33: casemate.v1.SandboxService.GetSandbox:input_type -> casemate.v1.GetSandboxRequest
+	7,  // 34: casemate.v1.SandboxService.ListSandboxes:input_type -> casemate.v1.ListSandboxesRequest
+	9,  // 35: casemate.v1.SandboxService.UpdateSandbox:input_type -> casemate.v1.UpdateSandboxRequest
+	11, // 36: casemate.v1.SandboxService.DeleteSandbox:input_type -> casemate.v1.DeleteSandboxRequest
+	12, // 37: casemate.v1.SandboxService.PauseSandbox:input_type -> casemate.v1.PauseSandboxRequest
+	13, // 38: casemate.v1.SandboxService.ResumeSandbox:input_type -> casemate.v1.ResumeSandboxRequest
+	14, // 39: casemate.v1.SandboxService.GetUsage:input_type -> casemate.v1.GetUsageRequest
+	16, // 40: casemate.v1.SandboxService.ListChanges:input_type -> casemate.v1.ListChangesRequest
+	0,  // 41: casemate.v1.SandboxService.CreateSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 42: casemate.v1.SandboxService.GetSandbox:output_type -> casemate.v1.Sandbox
+	8,  // 43: casemate.v1.SandboxService.ListSandboxes:output_type -> casemate.v1.ListSandboxesResponse
+	0,  // 44: casemate.v1.SandboxService.UpdateSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 45: casemate.v1.SandboxService.DeleteSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 46: casemate.v1.SandboxService.PauseSandbox:output_type -> casemate.v1.Sandbox
+	0,  // 47: casemate.v1.SandboxService.ResumeSandbox:output_type -> casemate.v1.Sandbox
+	15, // 48: casemate.v1.SandboxService.GetUsage:output_type -> casemate.v1.Usage
+	17, // 49: casemate.v1.SandboxService.ListChanges:output_type -> casemate.v1.ListChangesResponse
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_casemate_v1_sandbox_proto_init() }
@@ -1827,7 +1953,7 @@ func file_casemate_v1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_casemate_v1_sandbox_proto_rawDesc), len(file_casemate_v1_sandbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -212,7 +212,11 @@ func (c Clause) program() ([]bpf.Instruction, error) {
 // program goes on after its end if the test holds, else skips the miss instructions that follow.
 func (t Test) program(miss uint8) []bpf.Instruction {
 	// The low half of a 64-bit argument comes first: both architectures are little endian.
-	out := []bpf.Instruction{bpf.LoadAbsolute{Off: offArgs + 8*uint32(t.Arg), Size: 4}}
+	off := offArgs + 8*uint32(t.Arg)
+	if t.High {
+		off += 4
+	}
+	out := []bpf.Instruction{bpf.LoadAbsolute{Off: off, Size: 4}}
 	if t.Mask != ^uint32(0) {
 		out = append(out, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: t.Mask})
 	}

@@ -55,6 +55,8 @@ type Test struct {
 	Arg    int    // 0 to 5
 	Mask   uint32 // applied before comparing
 	Values []uint32
+	// High looks at the upper 32 bits instead: for arguments that the kernel ignores.
+	High bool
 }
 
 // Arches are the architectures that tables are made for, by Go's names.
