@@ -71,7 +71,7 @@ type Keeper struct {
 	members map[string]isolation.Calls // what the process watches for this server
 	lost    []isolation.CallEvent      // what is to be told of those that nobody watches any more
 	gone    map[string]bool            // those
-	more    chan struct{}              // has something where lost has
+	more    chan struct{}              // has something where lost has, or a process was started
 	closed  bool
 }
 
@@ -188,6 +188,7 @@ func (k *Keeper) ready(ctx context.Context) error {
 		k.proc = nil
 		return errs.Wrap(err, errs.Unavailable, "the keeper of system calls does not answer after its start; see %s", k.spec().Log())
 	}
+	k.tell()
 	return nil
 }
 
@@ -225,10 +226,7 @@ func (k *Keeper) lostLocked(id string, c isolation.Calls) {
 		Sandbox: id, Time: time.Now(), Kind: isolation.CallGap, Reaction: c.OnAttempt,
 		Note: "the keeper ended: from here on observed calls fail with ENOSYS, and are not recorded",
 	})
-	select {
-	case k.more <- struct{}{}:
-	default:
-	}
+	k.tell()
 }
 
 // Adopt takes up a sandbox that an earlier server attached. One that nobody watches any more is told of as lost.
@@ -275,7 +273,8 @@ func (k *Keeper) Release(ctx context.Context, id string) error {
 // and the last event; else the same events come again.
 type Sink func(list []isolation.CallEvent, position string) error
 
-// Follow gives events to sink until ctx ends. position is the last that was recorded.
+// Follow gives events to sink until ctx ends. position is the last that was recorded. While no process runs, it waits for
+// one.
 func (k *Keeper) Follow(ctx context.Context, position string, sink Sink) {
 	for ctx.Err() == nil {
 		next, err := k.follow(ctx, position, sink)
@@ -286,20 +285,35 @@ func (k *Keeper) Follow(ctx context.Context, position string, sink Sink) {
 		if err != nil && k.alive() {
 			k.cfg.Log.Warn("cannot take the keeper's events; trying again", "err", err)
 		}
-		t := time.NewTimer(retryPause)
-		select {
-		case <-t.C:
-		case <-k.more:
-			t.Stop()
-		case <-ctx.Done():
-			t.Stop()
-		}
-		k.mu.Lock()
-		if k.proc != nil && !k.proc.Handle.Alive() {
-			k.loseLocked()
-		}
-		k.mu.Unlock()
+		again := k.retry()
 		k.tellLost(position, sink)
+		select {
+		case <-again:
+		case <-k.more:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// retry takes note of a process that has ended, and returns what tells when to look again; nil where nothing comes before
+// there is a process, or something is lost.
+func (k *Keeper) retry() <-chan time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.proc != nil && !k.proc.Handle.Alive() {
+		k.loseLocked()
+	}
+	if k.proc == nil && len(k.lost) == 0 {
+		return nil
+	}
+	return time.After(retryPause)
+}
+
+// tell wakes Follow.
+func (k *Keeper) tell() {
+	select {
+	case k.more <- struct{}{}:
+	default:
 	}
 }
 

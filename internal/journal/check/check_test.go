@@ -216,6 +216,30 @@ func TestRefused(t *testing.T) {
 	r.want(Fail, "not-refused: connections")
 }
 
+// Attempts count where they are recorded; where they are not, nobody can say that there were none.
+func TestAttempts(t *testing.T) {
+	blind := newRec(t, "")
+	blind.want(Undecided, "not-refused: calls")
+	blind.add("sandbox.started", "", map[string]any{"calls": map[string]any{"attempts": "off"}})
+	blind.want(Undecided, "not-refused: calls", "not-refused: [connections, calls]")
+	r := newRec(t, "")
+	r.add("sandbox.started", "", map[string]any{"calls": map[string]any{"attempts": "recorded"}})
+	r.want(Pass, "not-refused: calls", "not-refused: [connections, calls]")
+	r.put("call.attempt", "prc_1", map[string]any{"kernel": map[string]any{
+		"call": "mount", "target": "/mnt", "args": []string{"none", "tmpfs"}, "command": "sh",
+	}})
+	r.want(Fail, "not-refused: calls", "not-refused: [connections, calls]")
+	r.want(Pass, "not-refused: connections")
+	e := r.verdict("not-refused: calls").Evidence
+	if len(e) != 1 || e[0].Observer != "kernel" || e[0].What != "attempted: mount /mnt none tmpfs by sh" {
+		t.Errorf("evidence %+v", e)
+	}
+	lost := newRec(t, "")
+	lost.add("sandbox.started", "", map[string]any{"calls": map[string]any{"attempts": "recorded"}})
+	lost.add("gap", "", map[string]any{"note": "the keeper ended"})
+	lost.want(Undecided, "not-refused: calls")
+}
+
 // A start that failed is no run, and no proof that there was none.
 func TestStartsThatFailed(t *testing.T) {
 	r := newRec(t, "full")

@@ -360,15 +360,21 @@ func (r *Record) tests(rule Rule, out *Result) {
 	}
 }
 
-// nothingRefused judges whether connections were refused.
+// nothingRefused judges whether connections were refused, and system calls attempted.
 func (r *Record) nothingRefused(rule Rule, out *Result) {
 	var against []evidence
 	if slices.Contains(rule.Patterns, refusedConnections) {
 		against = append(against, r.refused...)
 	}
+	calls := slices.Contains(rule.Patterns, refusedCalls)
+	if calls {
+		against = append(against, r.attempts...)
+	}
 	switch {
 	case len(against) > 0:
 		out.set(Fail, "something was refused", against...)
+	case calls && !r.observed:
+		out.set(Undecided, "whether calls were attempted was not recorded: create the sandbox with --calls attempts")
 	default:
 		r.absent(out)
 	}

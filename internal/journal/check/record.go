@@ -39,6 +39,8 @@ type Record struct {
 	replaced []evidence // files as a whole, by those of a commit
 	opened   []connection
 	refused  []evidence
+	attempts []evidence // calls that tell of an attempt to get out
+	observed bool       // they are recorded
 	bad      []string // events that could not be read
 }
 
@@ -198,6 +200,10 @@ func (r *Record) take(e Event) error {
 		host, port := splitHost(s.Target)
 		dialed, _ := splitHost(s.Dialed)
 		r.opened = append(r.opened, connection{e.Seq, strings.ToLower(strings.TrimSuffix(host, ".")), port, dialed})
+	case "sandbox.started":
+		return r.coverage(e)
+	case "call.attempt":
+		return r.attempted(e)
 	case "network.refused":
 		what := strings.Join(strings.Fields("refused: "+s.Proto+" "+s.Target), " ")
 		if s.Verdict != nil && s.Verdict.Reason != "" {
@@ -205,6 +211,41 @@ func (r *Record) take(e Event) error {
 		}
 		r.refused = append(r.refused, evidence{e.Seq, what, "server"})
 	}
+	return nil
+}
+
+// coverage takes what a start says of the calls that are observed.
+func (r *Record) coverage(e Event) error {
+	var s struct {
+		Calls map[string]string `json:"calls"`
+	}
+	if raw := e.Facts["server"]; len(raw) > 0 {
+		if err := json.Unmarshal(raw, &s); err != nil {
+			return fmt.Errorf("its facts can't be read: %w", err)
+		}
+	}
+	r.observed = strings.HasPrefix(s.Calls["attempts"], "recorded")
+	return nil
+}
+
+// attempted takes a call that tells of an attempt to get out.
+func (r *Record) attempted(e Event) error {
+	var k struct {
+		Call    string   `json:"call"`
+		Target  string   `json:"target"`
+		Args    []string `json:"args"`
+		Command string   `json:"command"`
+	}
+	if raw := e.Facts["kernel"]; len(raw) > 0 {
+		if err := json.Unmarshal(raw, &k); err != nil {
+			return fmt.Errorf("its facts can't be read: %w", err)
+		}
+	}
+	what := strings.Join(strings.Fields("attempted: "+k.Call+" "+k.Target+" "+strings.Join(k.Args, " ")), " ")
+	if k.Command != "" {
+		what += " by " + k.Command
+	}
+	r.attempts = append(r.attempts, evidence{e.Seq, what, "kernel"})
 	return nil
 }
 

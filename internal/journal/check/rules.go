@@ -31,7 +31,7 @@ const (
 	NotRan      Kind = "not-ran"      // none was started that matches one
 	Exited      Kind = "exited"       // every command that matches ended, with one of the codes
 	TestsPassed Kind = "tests-passed" // for each pattern, the last command that matches ended with 0
-	NotRefused  Kind = "not-refused"  // nothing was refused: connections
+	NotRefused  Kind = "not-refused"  // nothing was refused: connections, calls
 )
 
 // kinds returns all kinds.
@@ -39,8 +39,11 @@ func kinds() []Kind {
 	return []Kind{Changed, OnlyChanged, Unchanged, Reached, OnlyReached, NotReached, Ran, NotRan, Exited, TestsPassed, NotRefused}
 }
 
-// refusedConnections is what NotRefused can be about.
-const refusedConnections = "connections"
+// What NotRefused can be about.
+const (
+	refusedConnections = "connections"
+	refusedCalls       = "calls" // system calls that tell of an attempt to get out
+)
 
 // Rule is one assertion.
 type Rule struct {
@@ -212,7 +215,7 @@ func (p *parser) assertion(r *Rule, v *yaml.Node) {
 				p.bad(v, "%s: %v", r.Kind, err)
 			}
 		case NotRefused:
-			if known := []string{refusedConnections}; !slices.Contains(known, text) {
+			if known := []string{refusedConnections, refusedCalls}; !slices.Contains(known, text) {
 				p.bad(v, "not-refused: unknown %q%s", text, suggest(text, known))
 			}
 		}
