@@ -41,7 +41,7 @@ type Record struct {
 	refused  []evidence
 	attempts []evidence // calls that tell of an attempt to get out
 	observed bool       // they are recorded
-	bad      []string // events that could not be read
+	bad      []string   // events that could not be read
 }
 
 // evidence is an event, with what it tells.
