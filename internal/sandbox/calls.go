@@ -28,9 +28,6 @@ const (
 	ReactKill   = isolation.ReactKill
 )
 
-// DefaultCalls is what is observed where nobody says: it costs a sandbox that attempts nothing nothing.
-func DefaultCalls() Calls { return Calls{Attempts: true, OnAttempt: ReactRecord} }
-
 // severity orders reactions.
 func severity(r Reaction) int {
 	return slices.Index([]Reaction{"", ReactRecord, ReactPause, ReactKill}, r)

@@ -168,7 +168,7 @@ type Defaults struct {
 	Isolation string        // "namespace"
 	Profile   Profile       // "": the first that the template allows
 	Limits    Limits        // 1 GiB, all cores but 0.2, 512 pids, 4,096 open files, 2 GiB disk
-	Calls     Calls         // DefaultCalls, as far as a backend can observe them
+	Calls     Calls         // none; as far as a backend can observe them
 	Lifetime  time.Duration // 1 h; < 0: none
 	Connect   time.Duration // 5 s: a guest answers a call that it can answer at once
 	Execution time.Duration // 30 s: Execute without a timeout
@@ -184,7 +184,6 @@ func (d Defaults) filled() Defaults {
 	d.Template = or(d.Template, "host")
 	d.Isolation = or(d.Isolation, "namespace")
 	d.Limits = DefaultLimits(d.Limits)
-	d.Calls = or(d.Calls, DefaultCalls())
 	d.Lifetime = or(d.Lifetime, time.Hour)
 	d.Connect = or(d.Connect, 5*time.Second)
 	d.Execution = or(d.Execution, 30*time.Second)

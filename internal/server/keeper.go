@@ -23,7 +23,6 @@ func (s *Server) followCalls(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read which system calls are recorded: %w", err)
 	}
-	s.keeper.Start() // ahead of the first create
 	s.background(ctx, func(ctx context.Context) { s.keeper.Follow(ctx, position, s.manager.RecordCalls) })
 	return nil
 }

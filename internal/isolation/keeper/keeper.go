@@ -153,17 +153,6 @@ func (k *Keeper) Attach(ctx context.Context, m Member) error {
 	return nil
 }
 
-// Start begins to start the process ahead of its first use.
-func (k *Keeper) Start() {
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		defer cancel()
-		if err := k.ready(ctx); err != nil && !k.isClosed() {
-			k.cfg.Log.Warn("cannot start the keeper", "err", err)
-		}
-	}()
-}
-
 // ready sees to it that a keeper runs and answers.
 func (k *Keeper) ready(ctx context.Context) error {
 	k.mu.Lock()
@@ -315,12 +304,6 @@ func (k *Keeper) tell() {
 	case k.more <- struct{}{}:
 	default:
 	}
-}
-
-func (k *Keeper) isClosed() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.closed
 }
 
 func (k *Keeper) alive() bool {

@@ -50,7 +50,7 @@ const (
 	attemptRate, attemptBurst = 100, 100
 	otherRate, otherBurst     = 4000, 2000
 	detailRate, detailBurst   = 100, 400
-	// Attempts are recorded unless somebody says otherwise, so what one program can write into the journal is little.
+	// Attempts may be recorded of every sandbox, so what one program can write into the journal is little.
 	distinctRate, distinctBurst = 5, 200
 )
 

@@ -56,7 +56,7 @@ func TestRepeatsAreCounted(t *testing.T) {
 	}
 }
 
-// VULNERABILITY: attempts are recorded unless somebody says otherwise, so one program fills the journal's disk.
+// VULNERABILITY: attempts may be recorded of every sandbox, so one program fills the journal's disk.
 // ATTACK: for ten minutes, as many attempts as are answered, each unlike all before it.
 // VERIFIES: few are told of one by one, and none is missing in the counts. The twin makes executions, which only who
 // asks gets, and which are told of one by one.
