@@ -73,7 +73,7 @@ type Case struct {
 	AsUser bool
 	// TTY gives the script a terminal.
 	TTY     bool
-	Timeout time.Duration // default 20 s
+	Timeout time.Duration // default 5 minutes: it only ends what hangs
 	Env     map[string]string
 
 	// Flow, where set, makes it a case of section F: it gets a sandbox of its own with a network, whose other end is an
@@ -171,7 +171,7 @@ func (c Case) deviation(col Column) (Deviation, bool) {
 func (c Case) command(user string, more map[string]string) Command {
 	timeout := c.Timeout
 	if timeout == 0 {
-		timeout = 20 * time.Second
+		timeout = 5 * time.Minute
 	}
 	argv := []string{"/bin/sh", "-c", prelude + c.Script}
 	if c.Python != "" {

@@ -94,7 +94,7 @@ except OSError as e:
 			Standard: Want{Not: "root inside may change its own copy of every file; the layers below stay as they are"},
 		},
 		both(Case{
-			ID: "B19", Class: Escape, Title: "sockets of the host", Twin: Bare, Timeout: 2 * time.Minute,
+			ID: "B19", Class: Escape, Title: "sockets of the host", Twin: Bare, Timeout: 10 * time.Minute,
 			TwinSetup: `python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/tmp/docker.sock")'`,
 			Script:    `find / -xdev -type s 2>/dev/null | grep -v '^/proc' | head -5 | sed 's/^/SOCKET /'; find /run /var/run /tmp -type s 2>/dev/null | head -5 | sed 's/^/SOCKET /'; echo done`,
 		}, Want{Match: `^done`, Reject: `SOCKET`}),

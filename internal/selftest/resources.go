@@ -25,7 +25,7 @@ func resourceCases() []Case {
 func exhaustionCases() []Case {
 	return []Case{
 		both(Case{
-			ID: "D01", Class: PeerDoS, Title: "a fork bomb", Hostile: true, Timeout: 5 * time.Second,
+			ID: "D01", Class: PeerDoS, Title: "a fork bomb", Hostile: true, Timeout: 20 * time.Second,
 			Python: `
 import time
 if os.fork() == 0:
@@ -38,12 +38,12 @@ time.sleep(600)`,
 			Untwinned: "without a limit it would take the host; D16 has the bounded form",
 		}, Want{Match: `^lit`, End: "timed_out"}),
 		both(Case{
-			ID: "D02", Class: PeerDoS, Title: "8 GB of memory", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D02", Class: PeerDoS, Title: "8 GB of memory", Hostile: true, Timeout: 10 * time.Minute,
 			Python: `n = int(os.environ.get("SIZE", 8 << 30)); x = bytearray(n); print("HAS", len(x))`,
 			Twin:   Unlimited, TwinEnv: map[string]string{"SIZE": "629145600"},
 		}, Want{End: "oom_killed", Reject: `HAS`}),
 		both(Case{
-			ID: "D03", Class: PeerDoS, Title: "shared memory and /tmp", Hostile: true, Timeout: 90 * time.Second,
+			ID: "D03", Class: PeerDoS, Title: "shared memory and /tmp", Hostile: true, Timeout: 10 * time.Minute,
 			Script: `for f in /dev/shm/x /tmp/x; do dd if=/dev/zero of=$f bs=1M count=${COUNT:-99999} 2>&1 | grep -q -E 'No space|quota|Cannot allocate' && echo "stopped at $(($(stat -c %s $f) >> 20)) MiB" || echo UNBOUNDED $f
 rm -f $f; done; echo done`,
 			Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "160"},
@@ -60,7 +60,7 @@ except OSError as e:
 			Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "1100"},
 		}, Want{Match: `stopped at (10\d\d|\d{1,3}) EMFILE`}),
 		both(Case{
-			ID: "D05", Class: PeerDoS, Title: "files without bytes", Hostile: true, Timeout: 120 * time.Second,
+			ID: "D05", Class: PeerDoS, Title: "files without bytes", Hostile: true, Timeout: 15 * time.Minute,
 			// Where bytes limit the files, each is small, so that the disk decides how long this takes.
 			Limits: &Limits{MemoryBytes: 256 << 20, CPUs: 1, Pids: 64, OpenFiles: 256, DiskBytes: 32 << 20},
 			Python: `
@@ -76,7 +76,7 @@ except OSError as e:
 			Check: roomAgain("/tmp/many"), Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "5000"},
 		}, Want{Match: `stopped at \d+ E(NOSPC|DQUOT)`}),
 		both(Case{
-			ID: "D06", Class: PeerDoS, Title: "a full disk", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D06", Class: PeerDoS, Title: "a full disk", Hostile: true, Timeout: 10 * time.Minute,
 			Script: `dd if=/dev/zero of=$HOME/fill bs=1M count=${COUNT:-99999} 2>&1 | grep -q -E 'No space|quota' && echo stopped || echo UNBOUNDED; echo still here; ls $HOME >/dev/null && echo lists`,
 			Check:  roomAgain("~/fill"), Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "160"},
 		}, Want{Match: `(?s)stopped.*still here.*lists`, Reject: `UNBOUNDED`}),
@@ -95,7 +95,7 @@ except OSError as e:
 			Script: `nproc; /usr/bin/python3 -c 'import os; print(len(os.sched_getaffinity(0)))'`,
 		}, Want{Match: `^1$`, Reject: `^([2-9]|\d\d)`}),
 		both(Case{
-			ID: "D15", Class: PeerDoS, Title: "busy loops on all processors", Hostile: true, Timeout: 30 * time.Second,
+			ID: "D15", Class: PeerDoS, Title: "busy loops on all processors", Hostile: true, Timeout: 10 * time.Minute,
 			Limits: &Limits{MemoryBytes: 256 << 20, CPUs: 0.2, Pids: 64, OpenFiles: 256, DiskBytes: 64 << 20},
 			Python: `
 import time, resource
@@ -114,7 +114,7 @@ print("share %.2f" % ((u.ru_utime + u.ru_stime) / (time.monotonic() - begun)))`,
 			Twin: Unlimited, TwinAgain: true,
 		}, Want{Match: `^share 0\.[0-2]`}),
 		both(Case{
-			ID: "D16", Class: PeerDoS, Title: "more processes than allowed", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D16", Class: PeerDoS, Title: "more processes than allowed", Hostile: true, Timeout: 10 * time.Minute,
 			// Few, so that the memory that each takes does not end it sooner.
 			Limits: &Limits{MemoryBytes: 512 << 20, CPUs: 1, Pids: 64, OpenFiles: 256, DiskBytes: 64 << 20},
 			Python: `
@@ -132,7 +132,7 @@ for c in children: os.kill(c, signal.SIGKILL); os.waitpid(c, 0)`,
 			Twin: Unlimited,
 		}, Want{Match: `stopped at [1-6]?\d EAGAIN`}),
 		both(Case{
-			ID: "D17", Class: HostDoS, Title: "a directory tree 5,000 deep", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D17", Class: HostDoS, Title: "a directory tree 5,000 deep", Hostile: true, Timeout: 10 * time.Minute,
 			Python: `
 os.makedirs("/tmp/deep", exist_ok=True); os.chdir("/tmp/deep")
 for _ in range(5000):
@@ -142,7 +142,7 @@ print("made")`,
 			Check: listsAndRemoves, Untwinned: "nothing is refused: the walks over it must bear it",
 		}, Want{Match: `^made`}),
 		both(Case{
-			ID: "D18", Class: HostDoS, Title: "terminals, watches and listening sockets", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D18", Class: HostDoS, Title: "terminals, watches and listening sockets", Hostile: true, Timeout: 10 * time.Minute,
 			Python: kernelObjects, Twin: Unlimited, TwinEnv: map[string]string{"COUNT": "1100"},
 		}, Want{Match: `(?s)terminals stopped.*sockets stopped`, Reject: `UNBOUNDED`}),
 	}
@@ -181,7 +181,7 @@ print("done")`
 func endlessCases() []Case {
 	return []Case{
 		both(Case{
-			ID: "D09", Class: SelfDoS, Title: "2,000 orphans", Hostile: true, Timeout: 60 * time.Second,
+			ID: "D09", Class: SelfDoS, Title: "2,000 orphans", Hostile: true, Timeout: 10 * time.Minute,
 			Script: `for i in $(seq 2000); do (true &); done; for i in $(seq 50); do z=$(grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l); [ $z = 0 ] && break; sleep 0.1; done; echo zombies $z`,
 			Twin:   Unlimited,
 		}, Want{Match: `^zombies 0$`}),
@@ -201,7 +201,7 @@ func endlessCases() []Case {
 			Untwinned: "nothing is refused: the caller must not wait for the child",
 		}, Want{Match: `^parent done`}),
 		both(Case{
-			ID: "D13", Class: HostDoS, Title: "killing everything that has a number", Hostile: true, Timeout: 30 * time.Second,
+			ID: "D13", Class: HostDoS, Title: "killing everything that has a number", Hostile: true, Timeout: 10 * time.Minute,
 			Script: `kill -STOP 1 2>/dev/null; for p in $(seq 2 3000); do [ $p = $$ ] || kill -9 $p 2>/dev/null; done; kill -9 -1 2>/dev/null; echo mine remain`,
 			Check:  stillAnswers, Untwinned: "in the host's pid namespace it would end the host's processes",
 		}, Want{End: "exited or signaled or canceled"}),
@@ -221,7 +221,7 @@ func roomAgain(path string) func(context.Context, *attack) error {
 		}
 		r, err := a.box.Run(ctx, Command{
 			Argv: []string{"/bin/sh", "-c", `rm -rf ` + path + `; for i in $(seq 100); do head -c 100000 /dev/zero > /tmp/again 2>/dev/null && break; sleep 0.1; done; rm -f /tmp/again && echo again`},
-			User: a.user, Timeout: time.Minute,
+			User: a.user, Timeout: 10 * time.Minute,
 		})
 		if err != nil {
 			return fmt.Errorf("no process starts on a full disk: %w", err)
@@ -236,7 +236,7 @@ func roomAgain(path string) func(context.Context, *attack) error {
 // fewProcesses wants that a whole tree is gone, as it is when its timeout has struck.
 func fewProcesses(ctx context.Context, a *attack) error {
 	const script = `for i in $(seq 50); do n=$(ls -d /proc/[0-9]* | wc -l); [ $n -lt 10 ] && break; sleep 0.1; done; echo $n`
-	r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", script}, User: a.user, Timeout: 20 * time.Second})
+	r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", script}, User: a.user, Timeout: 5 * time.Minute})
 	if err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func listsAndRemoves(ctx context.Context, a *attack) error {
 	if _, err := a.box.List(ctx, "/tmp/deep"); err != nil {
 		return fmt.Errorf("list it: %w", err)
 	}
-	r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", "rm -rf /tmp/deep && echo removed"}, User: a.user, Timeout: time.Minute})
+	r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", "rm -rf /tmp/deep && echo removed"}, User: a.user, Timeout: 10 * time.Minute})
 	if err != nil || r.Output != "removed\n" {
 		return fmt.Errorf("remove it: %s, %w", excerpt(r.Output), err)
 	}
@@ -272,7 +272,7 @@ func listsAndRemoves(ctx context.Context, a *attack) error {
 func noneLeft(seconds string) func(context.Context, *attack) error {
 	script := `for i in $(seq 30); do n=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -o '[s]leep ` + seconds + `' | wc -l); [ $n = 0 ] && break; sleep 0.1; done; echo $n`
 	return func(ctx context.Context, a *attack) error {
-		r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", script}, User: a.user, Timeout: 20 * time.Second})
+		r, err := a.box.Run(ctx, Command{Argv: []string{"/bin/sh", "-c", script}, User: a.user, Timeout: 5 * time.Minute})
 		if err != nil {
 			return err
 		}
