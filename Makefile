@@ -143,7 +143,7 @@ race: guest runsc $(TOOLS)/.stamp ## The concurrent packages under the race dete
 	CGO_ENABLED=1 test/gotest.sh '$(RACE)' -race -timeout $(TESTTIMEOUT) -skip '$(WITHOUTRACE)'
 
 .PHONY: e2b
-e2b: build ## E2B's own SDKs against a server, about two minutes (with their registries, the first time)
+e2b: build runsc ## E2B's own SDKs against servers, about three minutes (with their registries, the first time)
 	test/e2b/run.sh $(SUITES)
 
 .PHONY: e2b-speed

@@ -31,7 +31,7 @@ func (h *system) GetHost(ctx context.Context, _ *v1.GetHostRequest) (*v1.Host, e
 	backends := h.cfg.Manager.Capabilities(ctx)
 	resp := &v1.Host{Kernel: h.cfg.Kernel}
 	for _, name := range slices.Sorted(maps.Keys(backends)) {
-		b := &v1.Backend{Name: name}
+		b := &v1.Backend{Name: name, Default: name == h.cfg.Manager.DefaultIsolation()}
 		for _, c := range backends[name] {
 			b.Capabilities = append(b.Capabilities, &v1.Capability{
 				Name: c.Name, Ok: c.OK, Required: c.Required, Detail: c.Detail, Remedy: c.Remedy,

@@ -65,7 +65,7 @@ func (a *app) doctor(ctx context.Context) error {
 	missing := 0
 	for _, b := range host.GetBackends() {
 		for _, c := range b.GetCapabilities() {
-			if b.GetName() == defaultIsolation && c.GetRequired() && !c.GetOk() {
+			if b.GetDefault() && c.GetRequired() && !c.GetOk() {
 				missing++
 			}
 		}
@@ -80,9 +80,6 @@ func (a *app) doctor(ctx context.Context) error {
 	}
 	return nil
 }
-
-// defaultIsolation is what sandboxes get that ask for none. What another one lacks keeps only that one from being used.
-const defaultIsolation = "namespace"
 
 // askHost asks the server what its machine can do, or a temporary server where none is up.
 func (a *app) askHost(ctx context.Context) (*client.Host, error) {
@@ -215,7 +212,7 @@ func (a *app) printDoctor(host *client.Host, local []finding) {
 		fmt.Fprintln(a.stdout, paint("isolation "+clean(b.GetName()), bold, color))
 		t := &table{indent: "  "}
 		for _, c := range b.GetCapabilities() {
-			required := c.GetRequired() && b.GetName() == defaultIsolation
+			required := c.GetRequired() && b.GetDefault() // what another one lacks keeps only that one from being used
 			addFinding(t, finding{c.GetName(), c.GetOk(), required, c.GetDetail(), c.GetRemedy()})
 		}
 		a.table(t)

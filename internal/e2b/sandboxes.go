@@ -164,12 +164,9 @@ func (a *API) pause(c call) error {
 	if s.State == sandbox.Paused {
 		return fail(http.StatusConflict, "Error pausing sandbox - sandbox '%s' is already paused", s.ID)
 	}
-	pause := a.cfg.Manager.Pause
-	switch {
-	case req.Memory != nil && !*req.Memory:
+	pause := a.cfg.Manager.PauseRemembering
+	if req.Memory != nil && !*req.Memory {
 		pause = a.cfg.Manager.PauseFiles
-	case a.cfg.Manager.HasImages(c.r.Context(), s.Spec.Isolation):
-		pause = a.cfg.Manager.PauseToDisk
 	}
 	if _, err := pause(c.r.Context(), c.p, s.ID); err != nil {
 		return gone(s, err)

@@ -133,9 +133,15 @@ func (ws *workers) start(u account.User) (*worker, error) {
 	defer theirs.Close()
 	w := &worker{user: u, conn: ours}
 	w.last.Store(time.Now().UnixNano())
+	scope, left, err := ws.scope()
+	if err != nil {
+		_ = ours.Close()
+		return nil, err
+	}
+	defer left()
 	fork := func() (int, error) {
 		return ws.g.cfg.Spawner.StartWorker(spawn.Worker{
-			Args: []string{files.Arg}, Socket: theirs, UID: u.UID, GID: u.GID, Groups: u.Groups,
+			Args: []string{files.Arg}, Socket: theirs, UID: u.UID, GID: u.GID, Groups: u.Groups, Scope: scope,
 		})
 	}
 	ended := make(chan struct{})
@@ -150,6 +156,22 @@ func (ws *workers) start(u account.User) (*worker, error) {
 	w.idle = time.AfterFunc(workerIdle, func() { ws.retire(w) })
 	go w.prod(ended)
 	return w, nil
+}
+
+// scope returns where a worker is born: where processes have groups of the guest's, in one of these. Its user may trace it
+// there, and must gain nothing by that. What it returns is to be called once the worker runs.
+func (ws *workers) scope() (spawn.Scope, func(), error) {
+	if ws.g.cfg.Bounds == nil {
+		return spawn.Scope{}, func() {}, nil
+	}
+	own, err := ws.g.cfg.Bounds.NewScope()
+	if err != nil {
+		return spawn.Scope{}, nil, err
+	}
+	return spawn.Scope{Layout: []string{"dir"}, Files: []*os.File{own.Dir}}, func() {
+		closeFiles([]*os.File{own.Dir, own.Kill})
+		own.Leave()
+	}, nil
 }
 
 // prod keeps the worker going until it ends: its user's processes may stop it at any moment, and the

@@ -24,9 +24,12 @@ type Walls struct {
 	ExecMark uint64 `json:"exec_mark,omitempty"`
 	// Landlock is the domain that all processes of the payload share. Nil means none.
 	Landlock *Landlock `json:"landlock,omitempty"`
-	// Emulated says that a runtime's kernel stands below, which has no control group namespaces and no timer
-	// slack to set.
+	// Emulated says that a runtime's kernel stands below, which has no timer slack to set, and in which the guest is in no
+	// group of the payload's.
 	Emulated bool `json:"emulated,omitempty"`
+	// OwnGroup gives each process a control group namespace that begins at its own group (version 2): whoever mounts groups
+	// sees no other, and can't leave it. It takes a scope for each start.
+	OwnGroup bool `json:"own_group,omitempty"`
 	// CPUs is the affinity of all processes, which is what nproc shows. Empty leaves it as it is.
 	CPUs []int `json:"cpus,omitempty"`
 	// Rlimits are set for each process, not for the guest, which needs more descriptors than they.

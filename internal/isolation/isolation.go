@@ -88,6 +88,9 @@ type Runtime struct {
 	Files map[string][]byte
 	// Capabilities is its bounding set, in the cell's user namespace.
 	Capabilities []uint8
+	// GroupNamespaces says that its kernel has control group namespaces (version 2), with which the guest keeps each
+	// process in its group.
+	GroupNamespaces bool
 	// Inside are the limits of the processes inside, which the guest there holds. Spec.Limits are the cell's, and
 	// leave room for the runtime itself.
 	Inside Limits

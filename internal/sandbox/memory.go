@@ -43,6 +43,22 @@ func (m *Manager) PauseToDisk(ctx context.Context, p Principal, ref string) (San
 	return m.hibernate(ctx, p.ID, b, nil)
 }
 
+// PauseRemembering pauses a sandbox with its memory kept: on disk where its isolation can save it and the image has room, else in
+// memory. Idempotent. Kinds: FailedPrecondition (its state).
+func (m *Manager) PauseRemembering(ctx context.Context, p Principal, ref string) (Sandbox, error) {
+	b, stopped, err := m.resolve(ctx, p, ref)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if b == nil {
+		return Sandbox{}, &TransitionError{ID: stopped.ID, From: stopped.State, To: Paused}
+	}
+	if m.HasImages(ctx, b.snapshot().Spec.Isolation) {
+		return m.rememberBox(ctx, p.ID, b, nil)
+	}
+	return m.freezeBox(ctx, p.ID, b, Paused, nil)
+}
+
 // hibernate pauses b with its memory on disk, on behalf of actor. Where still is given, it is asked under b.mu, and
 // nothing changes where it says no. Preconditions: the caller holds the life token.
 func (m *Manager) hibernate(ctx context.Context, actor string, b *box, still func() bool) (Sandbox, error) {

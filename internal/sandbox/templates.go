@@ -63,3 +63,6 @@ func (m *Manager) Capabilities(ctx context.Context) map[string][]Capability {
 	}
 	return all
 }
+
+// DefaultIsolation is the isolation of sandboxes that ask for none.
+func (m *Manager) DefaultIsolation() string { return m.cfg.Defaults.Isolation }

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	"casemate.dev/internal/errs"
 )
 
 // A sandbox ends by itself in two ways.
@@ -100,20 +102,34 @@ func (m *Manager) pauseBox(ctx context.Context, b *box, still func() bool) error
 	filesOnly, onDisk := b.sb.Spec.PauseFilesOnly, b.sb.Spec.PauseOnDisk
 	b.mu.Unlock()
 	onDisk = onDisk && m.HasImages(ctx, b.snapshot().Spec.Isolation)
-	if !filesOnly && !onDisk {
-		_, err := m.freezeBox(ctx, "", b, Paused, still)
+	switch {
+	case filesOnly:
+		if err := b.acquire(ctx); err != nil {
+			return err
+		}
+		defer b.release()
+		_, err := m.sleep(ctx, "", b, "", still)
+		return err
+	case onDisk:
+		_, err := m.rememberBox(ctx, "", b, still)
 		return err
 	}
-	if err := b.acquire(ctx); err != nil {
-		return err
-	}
-	defer b.release()
-	if !filesOnly {
-		_, err := m.hibernate(ctx, "", b, still)
-		return err
-	}
-	_, err := m.sleep(ctx, "", b, "", still)
+	_, err := m.freezeBox(ctx, "", b, Paused, still)
 	return err
+}
+
+// rememberBox pauses b with its memory on disk, or where there is no room for that, in memory: nothing is lost for want of disk.
+func (m *Manager) rememberBox(ctx context.Context, actor string, b *box, still func() bool) (Sandbox, error) {
+	if err := b.acquire(ctx); err != nil {
+		return Sandbox{}, err
+	}
+	s, err := m.hibernate(ctx, actor, b, still)
+	b.release()
+	if !errs.Is(err, errs.ResourceExhausted) {
+		return s, err
+	}
+	m.log.Warn("the memory of a sandbox does not fit on its disk, so it is paused in memory", "sandbox", b.id, "error", err)
+	return m.freezeBox(ctx, actor, b, Paused, still)
 }
 
 // live sets the lifetime anew, from now on; with extend it never brings the end nearer.

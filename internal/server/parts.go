@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"casemate.dev/internal/api"
@@ -29,6 +32,26 @@ func (s *Server) openBelow(ctx context.Context, guest []byte) (sandbox.Roots, ap
 		return s.cfg.Roots, nil, nil
 	}
 	return s.openReal(ctx, guest)
+}
+
+// checkIsolation refuses a default isolation that can't start anything here: each create would fail, one by one.
+func (s *Server) checkIsolation(ctx context.Context) error {
+	name := s.cfg.Defaults.Isolation
+	if name == "" {
+		return nil
+	}
+	b := s.backends[name]
+	if b == nil {
+		return errs.New(errs.InvalidArgument, "there is no isolation %q", name).
+			WithHint("use one of %s", strings.Join(slices.Sorted(maps.Keys(s.backends)), ", "))
+	}
+	for _, c := range b.Capabilities(ctx) {
+		if c.Required && !c.OK {
+			return errs.New(errs.Unsupported, "sandboxes are to have isolation %s, which this machine can't give: %s: %s", name, c.Name, c.Detail).
+				WithHint("%s", c.Remedy)
+		}
+	}
+	return nil
 }
 
 // lockRunDir keeps a second server out of the run directory.

@@ -5,7 +5,7 @@
 #   1. against the server, on the machine's own network;
 #   2. what failed, with no server's URL set: many tests answer their own requests, and assume that;
 #   3. what still failed, in a network namespace where stand-ins answer for the internet (test/e2b/internet).
-# What failed in all of them is printed, and makes the exit code 1.
+# What failed in all of them is printed, and makes the exit code 1. With ISOLATION=gvisor the server's sandboxes have that one.
 set -euo pipefail
 cd "$(dirname "$0")"
 here=$PWD
@@ -14,7 +14,9 @@ here=$PWD
 checkout=$(realpath "$1")/packages
 only=${2:-}
 cache=$here/.cache/suites
-mkdir -p "$cache"
+isolation=${ISOLATION:-namespace}
+out=$cache/$isolation # what the passes report
+mkdir -p "$out"
 use_node "$here/.cache/node"
 
 install_js() {
@@ -50,7 +52,7 @@ serve_base() {
 	mkdir -p "$work/data/rootfs"
 	cp -a "$cache/data/rootfs/templates" "$work/data/rootfs/"
 	"$casemate" up --data-dir "$work/data" --run-dir "$work/run" --keys-dir "$work/keys" --store-size 4g \
-		--image-alias ubuntu:22.04=base "$@" >/dev/null
+		--image-alias ubuntu:22.04=base --isolation "$isolation" "$@" >/dev/null
 	url=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["urls"][0])' "$work/run/server.json")
 	key=$("$casemate" --url "unix://$work/run/casemate.sock" keys create --e2b suites 2>/dev/null | tail -n 1)
 	"$casemate" --url "unix://$work/run/casemate.sock" ca >"$work/ca.pem" 2>/dev/null
@@ -86,17 +88,17 @@ passes() { # SUITE: the first two
 	case $1 in
 	js)
 		mapfile -t files <suites/js-files.txt
-		js "$cache/js-1.json" "${files[@]}"
-		mapfile -t files < <(python3 suites/score.py failed-files "$cache/js-1.json")
+		js "$out/js-1.json" "${files[@]}"
+		mapfile -t files < <(python3 suites/score.py failed-files "$out/js-1.json")
 		# Without undici the SDK takes the global fetch, in whose place msw answers for the tests that want that.
 		mkdir -p "$cache/js/away"
 		mv "$cache"/js/node_modules/undici* "$cache/js/away/"
-		[[ ${#files[@]} -eq 0 ]] || no_url bash -c "$(declare -f js); cache=$cache here=$here; js \"\$@\"" - "$cache/js-2.json" "${files[@]}"
+		[[ ${#files[@]} -eq 0 ]] || no_url bash -c "$(declare -f js); cache=$cache here=$here; js \"\$@\"" - "$out/js-2.json" "${files[@]}"
 		mv "$cache"/js/away/undici* "$cache/js/node_modules/"
 		;;
 	python)
-		python "$cache/py-1.xml" "${python_tests[@]}"
-		no_url bash -c "$(declare -f python); cache=$cache; python \"\$@\"" - "$cache/py-2.xml" --last-failed --last-failed-no-failures none "${python_tests[@]}"
+		python "$out/py-1.xml" "${python_tests[@]}"
+		no_url bash -c "$(declare -f python); cache=$cache; python \"\$@\"" - "$out/py-2.xml" --last-failed --last-failed-no-failures none "${python_tests[@]}"
 		;;
 	esac
 }
@@ -111,14 +113,14 @@ in_internet() { # CA-FILE SUITE…
 	# The stand-ins' authority is one that the internet would have: sandboxes trust it, and so does the gateway.
 	cat "$ca" >>"$(echo "$work"/data/rootfs/templates/base-*/root/etc/ssl/certs/ca-certificates.crt)"
 	"$casemate" up --data-dir "$work/data" --run-dir "$work/run" --keys-dir "$work/keys" --listen 127.0.0.1:443 --domain boxes.test \
-		--dns "$FAKE_RESOLVER" --extra-ca "$ca" --extra-ca "$work/own.pem" >/dev/null
+		--isolation "$isolation" --dns "$FAKE_RESOLVER" --extra-ca "$ca" --extra-ca "$work/own.pem" >/dev/null
 	CASEMATE_URL=http://127.0.0.1:443 CASEMATE_API_KEY=$E2B_API_KEY "$casemate" template build -t httpbin --no-lock \
 		--start 'python3 /srv/httpbin.py' --ready 'curl -sf http://127.0.0.1:8080/headers' suites/httpbin >"$cache/httpbin.log" 2>&1
 	export SUITES_DOMAIN=.boxes.test
 	for s in "$@"; do
 		case $s in
-		js) js "$cache/js-3.json" tests/sandbox/network.test.ts tests/sandbox/internetAccess.test.ts ;;
-		python) python "$cache/py-3.xml" sync/sandbox_sync/test_network.py sync/sandbox_sync/test_internet_access.py async/sandbox_async/test_network.py async/sandbox_async/test_internet_access.py ;;
+		js) js "$out/js-3.json" tests/sandbox/network.test.ts tests/sandbox/internetAccess.test.ts ;;
+		python) python "$out/py-3.xml" sync/sandbox_sync/test_network.py sync/sandbox_sync/test_internet_access.py async/sandbox_async/test_network.py async/sandbox_async/test_internet_access.py ;;
 		esac
 	done
 	stop_server
@@ -133,7 +135,7 @@ fi
 suites=(js python)
 [[ -z $only ]] || suites=("$only")
 mkdir -p "$cache/js"
-rm -f "$cache"/*.json "$cache"/*.xml
+rm -f "$out"/*.json "$out"/*.xml
 for s in "${suites[@]}"; do "install_$s"; done
 prepared
 serve_base --listen 127.0.0.1:0
@@ -142,4 +144,4 @@ stop_server
 trap - EXIT
 CGO_ENABLED=0 go build -trimpath -o "$cache/internet" ./internet
 unshare --net "$cache/internet" "$cache/internet-ca.pem" "$here/suites.sh" "$1" --in-internet "$cache/internet-ca.pem" "${suites[@]}"
-python3 suites/score.py score "$cache" "${suites[@]}"
+python3 suites/score.py score "$out" "${suites[@]}"

@@ -47,7 +47,9 @@ func New(dir string, b guestwire.Bounds) (*Group, error) {
 	}
 	defer func() { _ = os.Remove(dir) }()
 	const kind = "cgroup2"
-	if err := unix.Mount(kind, dir, kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	// With nsdelegate a namespace of groups is a wall: nothing is moved across its root, and none of that group's limits
+	// changes from within (cgroup-v2.rst, "Interaction with Other Namespaces").
+	if err := unix.Mount(kind, dir, kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "nsdelegate"); err != nil {
 		return nil, fmt.Errorf("mount control groups: %w", err)
 	}
 	// Files that are open keep working when the mount has gone, and no process can open any more of them.
@@ -68,6 +70,10 @@ func New(dir string, b guestwire.Bounds) (*Group, error) {
 func (g *Group) open(dir string) error {
 	payload := filepath.Join(dir, "payload")
 	if err := os.Mkdir(payload, 0o755); err != nil {
+		return err
+	}
+	// No group below a scope: a scope's list of processes holds no deeper one's.
+	if err := os.WriteFile(filepath.Join(payload, "cgroup.max.depth"), []byte("1"), 0); err != nil {
 		return err
 	}
 	for _, f := range []struct {
@@ -97,8 +103,8 @@ func (g *Group) Close() error {
 	return errors.Join(all...)
 }
 
-// Scope is the control group of one process and of all that descends from it. Only root of the kernel can leave it: in a
-// user namespace it may mount the groups.
+// Scope is the control group of one process and of all that descends from it. Root of the kernel may mount groups in a user
+// namespace of its own; that it leaves none is the spawner's work (guestwire.Walls.OwnGroup).
 type Scope struct {
 	// Kill ends all that is in it when "1" is written, and Dir is the group, to be born in.
 	Kill, Dir *os.File

@@ -25,6 +25,10 @@ func Inside() (*Sandbox, error) {
 	if err := signals.Shield(); err != nil {
 		return nil, fmt.Errorf("shield signals: %w", err)
 	}
+	// Root inside holds all that the thread of the spawner does, and could trace that one: the memory is one for all.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("forbid tracing: %w", err)
+	}
 	conn, err := connOf(guestwire.RuntimeControlFD)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)

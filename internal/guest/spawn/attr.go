@@ -102,6 +102,7 @@ var (
 	errEmpty = errors.New("no program or no argument zero")
 	errPath  = errors.New("the program's path is not absolute")
 	errCtty  = errors.New("a controlling terminal needs a session and a descriptor")
+	errScope = errors.New("the walls give each process a group of its own, and this start names none")
 )
 
 // check refuses what the kernel would take in a sense that nobody meant.
@@ -142,7 +143,7 @@ func (s *Spawner) plan(a Attr, exe int) (*plan, error) {
 	}
 	p := &plan{
 		session: a.Setsid, ctty: a.Ctty, keep: len(a.Files), limits: s.limits, filter: s.walls.SeccompExec, mark: uintptr(s.walls.ExecMark),
-		groups: a.Groups, uid: a.UID, gid: a.GID, exe: exe >= 0,
+		groups: a.Groups, uid: a.UID, gid: a.GID, exe: exe >= 0, ownGroup: s.walls.OwnGroup,
 		files: append(make([]uintptr, 0, len(a.Files)+1), a.Files...),
 	}
 	if p.exe {
@@ -159,6 +160,9 @@ func (s *Spawner) plan(a Attr, exe int) (*plan, error) {
 		case "dir":
 			p.clone3 = makeClone3(a.Scope.Files[i].Fd())
 		}
+	}
+	if p.ownGroup && p.clone3.flags == 0 {
+		return nil, errScope
 	}
 	return p, p.strings(a)
 }

@@ -46,6 +46,8 @@ type plan struct {
 	trap, a1, a2, a3 uintptr // the fork itself
 	clone3           cloneArgs
 
+	ownGroup bool // a control group namespace that begins where the child is born
+
 	session bool
 	ctty    int
 	tasks   []uintptr // files of control groups to write "0" to
@@ -131,6 +133,10 @@ func (p *plan) enter(t *texts) {
 	// First of all into the scope, so that whatever kills the scope takes this child too.
 	for i := 0; i < len(p.tasks) && p.errno == 0; i++ {
 		p.call(stepScope, unix.SYS_WRITE, p.tasks[i], uintptr(unsafe.Pointer(&t.zero)), 1)
+	}
+	if p.ownGroup {
+		// Not by clone3: such a namespace would begin at the parent's group (cgroup_namespaces(7)).
+		p.call(stepScope, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0)
 	}
 	if p.session {
 		p.call(stepSession, unix.SYS_SETSID, 0, 0, 0)

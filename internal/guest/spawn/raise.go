@@ -73,8 +73,8 @@ func raise(w guestwire.Walls, join []*os.File, send func(*os.File) error) (guest
 	// 8. The thread's own capabilities, last, since the steps above took most of them: what is left is
 	// what the children may hold and what becoming their user takes.
 	keep := caps.Of(w.Capabilities...) | caps.Of(unix.CAP_SETUID, unix.CAP_SETGID)
-	if len(w.SeccompExec) > 0 && !w.NoNewPrivs {
-		keep |= caps.Of(unix.CAP_SYS_ADMIN) // each child installs a filter, before it gives this up
+	if len(w.SeccompExec) > 0 && !w.NoNewPrivs || w.OwnGroup {
+		keep |= caps.Of(unix.CAP_SYS_ADMIN) // each child installs a filter or makes a namespace, before it gives this up
 	}
 	if w.Emulated {
 		keep |= caps.Of(unix.CAP_CHOWN) // its pipes go to their users by owner, since gVisor's have no modes

@@ -210,6 +210,18 @@ func TestStarts(t *testing.T) {
 	}
 }
 
+// TestOwnGroupTakesAScope shows that a start without a group of its own is refused where the walls promise one: its view of
+// groups would begin at the guest's.
+func TestOwnGroupTakesAScope(t *testing.T) {
+	w := profile(t, isolation.Locked, walls.Options{}, false)
+	w.OwnGroup = true
+	x := run{Name: "x", Paths: []string{"/bin/true"}, Argv: []string{"true"}, UID: 1000, GID: 1000}
+	want := "check: the walls give each process a group of its own, and this start names none"
+	if r := inGuest(t, script{Walls: w, Runs: []run{x}}); r.Status["x"] != want {
+		t.Errorf("%q, want %q", r.Status["x"], want)
+	}
+}
+
 // TestWorker starts the guest's own program inside the walls.
 func TestWorker(t *testing.T) {
 	for _, uid := range []uint32{0, 1000} {

@@ -2,14 +2,20 @@ package gvisor_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/conformance"
+	"casemate.dev/internal/isolation/gvisor"
+	"casemate.dev/internal/isolation/namespace"
+	"casemate.dev/internal/testenv"
 )
 
 // ATTACK: an image whose /dev, /proc or /sys is a symbolic link, or that has links in the place of devices and terminals.
@@ -82,24 +88,55 @@ func useDevices(t *testing.T, i isolation.Instance, sandbox string) {
 	}
 }
 
-// ATTACK: a process becomes root of a user namespace, mounts the control groups that its guest counts with, leaves its
-// own, and lifts the limit of processes.
-// VERIFIES: both are refused to everybody but root, and there is no root in profile locked. TWIN: root of profile standard,
-// who may take over the guest as well; then the cell's limits hold (TestOuterLimit).
+// leave is what a process does to get out of its control group: with root's rights in a user namespace of its own it mounts
+// groups of both versions, goes into each one that it finds or makes, lifts limits, and enters the first process's namespace.
+const leave = `
+mkdir -p /tmp/cg /tmp/v1
+mount -t cgroup2 c /tmp/cg && echo mounted
+mkdir /tmp/cg/out && echo made
+for g in /tmp/cg/out /tmp/cg/payload /tmp/cg; do
+	echo $$ > $g/cgroup.procs
+	echo max > $g/pids.max && echo lifted
+done
+for c in pids memory cpu; do mount -t cgroup -o $c c /tmp/v1 && echo stolen; done
+nsenter --cgroup=/proc/1/ns/cgroup true && echo entered
+cat /proc/self/cgroup
+echo tried
+exec sleep 4711`
+
+// groupless makes cells whose guest takes their kernel for one without control group namespaces.
+type groupless struct{ isolation.Backend }
+
+func (g groupless) Start(ctx context.Context, s isolation.Spec) (isolation.Instance, error) {
+	s.Runtime.GroupNamespaces = false
+	return g.Backend.Start(ctx, s)
+}
+
+// ATTACK: leave, by everybody of both profiles.
+// VERIFIES: nobody gets out: the groups begin at the process's own, and a kill of the process takes all of it. TWIN: root of profile
+// standard without control group namespaces gets out, lifts the limit of processes and outlives the kill.
 func TestLeavingControlGroups(t *testing.T) {
-	const leave = `mkdir -p /tmp/cg && mount -t cgroup2 c /tmp/cg || exit
-echo 0 > /tmp/cg/cgroup.procs && echo left; echo max > /tmp/cg/payload/pids.max && echo lifted; cat /proc/self/cgroup`
+	h := newHost(t)
+	cells, err := namespace.New(h.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	twin := gvisor.New(gvisor.Config{Cells: groupless{cells}, Program: testenv.Runsc(t)})
+	defer func() { _ = twin.Close() }()
+	b := h.backend()
 	for _, c := range []struct {
-		profile    isolation.Profile
-		user, want string
+		b       isolation.Backend
+		profile isolation.Profile
+		user    string
+		out     bool
 	}{
-		{isolation.Locked, "", "0::/payload/1"},
-		{isolation.Standard, "", "0::/payload/1"},
-		{isolation.Standard, "root", "left\nlifted\n0::/"},
+		{b, isolation.Locked, "", false},
+		{b, isolation.Standard, "", false},
+		{b, isolation.Standard, "root", false},
+		{twin, isolation.Standard, "root", true},
 	} {
-		h := newHost(t)
 		spec := conformance.Spec(t, c.profile)
-		inst, err := h.backend().Start(t.Context(), spec)
+		inst, err := c.b.Start(t.Context(), spec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,8 +144,96 @@ echo 0 > /tmp/cg/cgroup.procs && echo left; echo max > /tmp/cg/payload/pids.max 
 		if err := b.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box", User: c.user}); err != nil {
 			t.Fatal(err)
 		}
-		if got := b.run("unshare", "-Urm", "sh", "-c", "exec 2>/dev/null; "+leave); got != c.want {
-			t.Errorf("%s, user %q: %q, want %q", c.profile, c.user, got, c.want)
+		checkLeaving(b, c.out, fmt.Sprintf("%s, user %q", c.profile, c.user))
+	}
+}
+
+func checkLeaving(b *box, out bool, who string) {
+	b.t.Helper()
+	b.start("leaver", "unshare", "-Urm", "sh", "-c", "exec 2>/dev/null; "+leave)
+	said := b.until("leaver", "tried\n")
+	if err := b.guest.Signal(b.t.Context(), guestwire.SignalRequest{ID: "leaver", Signal: int(unix.SIGKILL), Tree: true}); err != nil {
+		b.t.Errorf("%s: kill: %v", who, err)
+	}
+	if _, err := b.guest.Wait(b.t.Context(), "leaver"); err != nil && !out {
+		b.t.Errorf("%s: %v", who, err)
+	}
+	left := b.run("pgrep", "-x", "sleep")
+	if !strings.Contains(said, "mounted") {
+		b.t.Errorf("%s: the attack did not get as far as to mount: %q", who, said)
+	}
+	if lifted := strings.Contains(said, "lifted"); lifted != out || (left != "") != out {
+		b.t.Errorf("%s: %q, and %q is left", who, said, left)
+	}
+	for _, word := range []string{"made", "stolen", "entered"} {
+		if !out && strings.Contains(said, word) {
+			b.t.Errorf("%s: %s: %q", who, word, said)
 		}
+	}
+	if !out && !strings.Contains(said, "0::/\n") {
+		b.t.Errorf("%s: its group is not where its groups begin: %q", who, said)
+	}
+}
+
+// trace tries to get at the memory of every thread of a process: by its file, as a tracer, and by what it has open.
+const trace = `
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def trace(pid):
+    for tid in os.listdir("/proc/%d/task" % pid):
+        for what, path in ("mem", "r+b"), ("fd/0", "rb"):
+            try:
+                open("/proc/%d/task/%s/%s" % (pid, tid, what), path, buffering=0).close()
+                print("opened", what)
+            except OSError:
+                pass
+        if libc.ptrace(16, int(tid), None, None) == 0: # PTRACE_ATTACH
+            print("attached")
+            os.waitpid(int(tid), 0x40000000) # __WALL
+            libc.ptrace(17, int(tid), None, None)
+try:
+    open("/proc/sys/kernel/yama/ptrace_scope", "w").write("0")
+except OSError:
+    pass
+child = os.fork()
+if child == 0:
+    os.execv("/bin/sleep", ["sleep", "4711"])
+print("guest"); trace(1)
+print("child"); trace(child)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        if b"casemate-guest\\0files" in open("/proc/%s/cmdline" % pid, "rb").read():
+            print("worker", open("/proc/%s/cgroup" % pid).read().strip())
+    except OSError:
+        pass
+os.kill(child, 9)`
+
+// ATTACK: root of profile standard, which holds as much as the guest's thread that starts its processes, traces the guest.
+// VERIFIES: it reaches no thread of it, and the guest's helper for files, which it may trace, sits in a group of its own as
+// any of its processes does. TWIN: a process of its own is traced by the same calls.
+func TestTracingTheGuest(t *testing.T) {
+	h := newHost(t)
+	spec := conformance.Spec(t, isolation.Standard)
+	inst, err := h.backend().Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBox(t, inst)
+	if err := b.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box", User: "root"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.guest.Stat(t.Context(), guestwire.PathRequest{Path: "/"}); err != nil { // so that there is a helper
+		t.Fatal(err)
+	}
+	said := b.run("python3", "-c", trace)
+	guest, rest, ok := strings.Cut(strings.TrimPrefix(said, "guest"), "child")
+	if strings.TrimSpace(guest) != "" {
+		t.Errorf("of the guest's threads: %s", guest)
+	}
+	if !ok || !strings.Contains(rest, "opened mem") || !strings.Contains(rest, "attached") {
+		t.Errorf("a process of its own is not traced either, which proves nothing: %q", said)
+	}
+	if _, group, found := strings.Cut(rest, "worker 0::"); !found || strings.TrimLeft(group, "/.") == "" {
+		t.Errorf("the helper is in no group of its own: %q", rest)
 	}
 }

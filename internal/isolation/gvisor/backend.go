@@ -73,7 +73,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
 	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Args: runArgs(s), Capabilities: runscCapabilities(),
+		Program: b.program.path, Inside: s.Limits, Args: runArgs(s), Capabilities: runscCapabilities(), GroupNamespaces: true,
 		Files: map[string][]byte{bundleDir + "/config.json": config, frozenFile: {thawedByte}},
 	}
 	inst, err := b.cells.Start(ctx, spec)

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/id"
@@ -73,6 +75,25 @@ func (b *box) lines(processID string, offset int64, n int) ([]string, int64) {
 			return strings.Split(strings.TrimSpace(got), "\n"), offset + int64(len(got))
 		}
 	}
+}
+
+// until reads a process's output until it holds text, and returns it.
+func (b *box) until(processID, text string) string {
+	b.t.Helper()
+	out, err := b.guest.Output(b.t.Context(), guestwire.OutputRequest{ID: processID, Follow: true})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer out.Close()
+	var got strings.Builder
+	for !strings.Contains(got.String(), text) {
+		piece, err := out.Next()
+		if err != nil {
+			b.t.Fatalf("output of %s after %q: %v", processID, got.String(), err)
+		}
+		got.Write(piece.Data)
+	}
+	return got.String()
 }
 
 func (b *box) run(argv ...string) string {
@@ -145,6 +166,118 @@ func TestCheckpointAndRestore(t *testing.T) {
 			t.Errorf("%s gets %q of the kernel, and so did %q", name, bytes, of)
 		}
 		random[bytes] = name
+	}
+}
+
+// When told, this forks until it may not, or takes memory until it may not. What it starts with leaves its session.
+var greedy = []string{"python3", "-u", "-c", `
+import os, signal, subprocess
+def fork(*_):
+    n = 0
+    try:
+        while os.fork():
+            n += 1
+        while True:
+            signal.pause()
+    except OSError:
+        print("forked", n, "done")
+def take(*_):
+    all = bytearray(1 << 30)
+    for i in range(0, len(all), 4096):
+        all[i] = 1
+    print("took it")
+signal.signal(signal.SIGUSR1, fork)
+signal.signal(signal.SIGUSR2, take)
+subprocess.Popen(["sleep", "4711"], start_new_session=True)
+print("up")
+while True:
+    signal.pause()
+`}
+
+// What an image holds stays in its groups: it counts, it can't leave, the limits of where it was restored hold it, and
+// a kill takes the whole tree of it and nothing else.
+func TestRestoredGroups(t *testing.T) {
+	h := newHost(t)
+	backend := h.backend()
+	spec := conformance.Spec(t, isolation.Standard)
+	inst, err := backend.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBox(t, inst)
+	if err := b.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "first", User: "root"}); err != nil {
+		t.Fatal(err)
+	}
+	b.start("counter", counter...)
+	for _, p := range []string{"forks", "takes", "stays"} {
+		b.start(p, greedy...)
+		b.until(p, "up\n")
+	}
+	_, at := b.lines("counter", 0, 5)
+	alive := b.alive("")
+	dir := t.TempDir()
+	if err := inst.Checkpoint(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := inst.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := spec
+	s.ID = id.Sandbox()
+	s.Root.Upper, s.Root.Work = conformance.Writable(t)
+	s.Limits.Pids, s.Limits.MemoryBytes = 40, 128<<20 // less than the first one had
+	if inst, err = backend.Restore(t.Context(), s, dir); err != nil {
+		t.Fatal(err)
+	}
+	b = newBox(t, inst)
+	claim := &guestwire.Claim{Sandbox: s.ID, Hostname: "second", User: "root"}
+	if err := b.guest.Restored(t.Context(), guestwire.Restored{Claim: claim}); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.alive(""); n != alive {
+		t.Errorf("%d processes live, and in the image there are %d", n, alive)
+	}
+	checkLeaving(b, false, "after a restore")
+	b.signal("forks", unix.SIGUSR1, false)
+	var n int
+	if _, err := fmt.Sscanf(b.until("forks", "done\n"), "up\nforked %d done", &n); err != nil || n >= s.Limits.Pids {
+		t.Errorf("%d forks under a limit of %d processes, %v", n, s.Limits.Pids, err)
+	}
+	b.signal("forks", unix.SIGKILL, true)
+	if n := b.alive("forks"); n != 0 {
+		t.Errorf("%d processes outlive a kill of their tree", n)
+	}
+	b.signal("takes", unix.SIGUSR2, false)
+	if info, err := b.guest.Wait(t.Context(), "takes"); err != nil || info.Signal != int(unix.SIGKILL) {
+		t.Errorf("what took too much memory ended as %+v, %v", info, err)
+	}
+	if n := b.alive("stays"); n != 2 {
+		t.Errorf("%d of two processes live that did nothing", n)
+	}
+	goesOn(b, at)
+}
+
+// alive counts what lives of a process; of all with "".
+func (b *box) alive(processID string) int {
+	b.t.Helper()
+	if processID == "" {
+		u, err := b.inst.Usage(b.t.Context())
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return u.Pids
+	}
+	tree, err := b.guest.Tree(b.t.Context(), processID)
+	if err != nil && !errs.Is(err, errs.NotFound) {
+		b.t.Fatal(err)
+	}
+	return tree.Alive
+}
+
+func (b *box) signal(processID string, s unix.Signal, tree bool) {
+	b.t.Helper()
+	if err := b.guest.Signal(b.t.Context(), guestwire.SignalRequest{ID: processID, Signal: int(s), Tree: tree}); err != nil {
+		b.t.Fatal(err)
 	}
 }
 

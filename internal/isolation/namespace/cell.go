@@ -69,7 +69,7 @@ func (b *Backend) checkRuntime(s isolation.Spec) error {
 func (b *Backend) cellWalls(s isolation.Spec, cpus []int) wallPlan {
 	return wallPlan{walls: guestwire.Walls{
 		RootAllowed: s.Profile == isolation.Standard, Capabilities: walls.Capabilities(s.Profile),
-		NoNewPrivs: s.Profile == isolation.Locked, CPUs: cpus,
+		NoNewPrivs: s.Profile == isolation.Locked, CPUs: cpus, OwnGroup: s.Runtime.GroupNamespaces,
 		Rlimits: []guestwire.Rlimit{
 			{Resource: unix.RLIMIT_CORE, Max: 0},
 			{Resource: unix.RLIMIT_NOFILE, Max: uint64(s.Limits.OpenFiles)},
