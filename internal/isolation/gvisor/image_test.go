@@ -200,6 +200,7 @@ func TestRestoredGroups(t *testing.T) {
 	h := newHost(t)
 	backend := h.backend()
 	spec := conformance.Spec(t, isolation.Standard)
+	spec.Limits.MemoryBytes = 512 << 20
 	inst, err := backend.Start(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
@@ -225,7 +226,7 @@ func TestRestoredGroups(t *testing.T) {
 	s := spec
 	s.ID = id.Sandbox()
 	s.Root.Upper, s.Root.Work = conformance.Writable(t)
-	s.Limits.Pids, s.Limits.MemoryBytes = 40, 128<<20 // less than the first one had
+	s.Limits.Pids, s.Limits.MemoryBytes = 40, 256<<20 // less than the first one had
 	if inst, err = backend.Restore(t.Context(), s, dir); err != nil {
 		t.Fatal(err)
 	}

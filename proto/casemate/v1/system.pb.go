@@ -481,9 +481,11 @@ func (x *Host) GetBackends() []*Backend {
 
 // Backend is one way to keep sandboxes apart, and what it could do here.
 type Backend struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Capabilities  []*Capability          `protobuf:"bytes,2,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Capabilities []*Capability          `protobuf:"bytes,2,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// Sandboxes that ask for no isolation get this one.
+	Default       bool `protobuf:"varint,3,opt,name=default,proto3" json:"default,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -530,6 +532,13 @@ func (x *Backend) GetCapabilities() []*Capability {
 		return x.Capabilities
 	}
 	return nil
+}
+
+func (x *Backend) GetDefault() bool {
+	if x != nil {
+		return x.Default
+	}
+	return false
 }
 
 // Capability is one thing that a backend could do on this host, or why not.
@@ -1250,10 +1259,11 @@ const file_casemate_v1_system_proto_rawDesc = "" +
 	"\x0eGetHostRequest\"P\n" +
 	"\x04Host\x12\x16\n" +
 	"\x06kernel\x18\x01 \x01(\tR\x06kernel\x120\n" +
-	"\bbackends\x18\x02 \x03(\v2\x14.casemate.v1.BackendR\bbackends\"Z\n" +
+	"\bbackends\x18\x02 \x03(\v2\x14.casemate.v1.BackendR\bbackends\"t\n" +
 	"\aBackend\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12;\n" +
-	"\fcapabilities\x18\x02 \x03(\v2\x17.casemate.v1.CapabilityR\fcapabilities\"|\n" +
+	"\fcapabilities\x18\x02 \x03(\v2\x17.casemate.v1.CapabilityR\fcapabilities\x12\x18\n" +
+	"\adefault\x18\x03 \x01(\bR\adefault\"|\n" +
 	"\n" +
 	"Capability\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
