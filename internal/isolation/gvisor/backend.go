@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 
 	"casemate.dev/internal/errs"
@@ -121,6 +122,7 @@ func globalArgs(s isolation.Spec) []string {
 		"--in-sandbox-cgroup=v2",
 		"--overlay2=none", // what is written must lie in the layer that commits read
 		"--host-uds=none", "--host-fifo=none", "--oci-seccomp=false", "--net-raw=false",
+		"--allow-suid="+strconv.FormatBool(s.Profile == isolation.Standard), // else sudo is nobody there
 	)
 }
 

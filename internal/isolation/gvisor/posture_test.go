@@ -194,3 +194,34 @@ func TestRunscVersion(t *testing.T) {
 		t.Errorf("runsc is %+v, not what go.mod names: run make runsc", c)
 	}
 }
+
+// In profile standard a program with the setuid bit runs as its owner, as sudo does; in profile locked it runs as who starts it.
+func TestSetuid(t *testing.T) {
+	h := newHost(t)
+	b := h.backend()
+	for profile, want := range map[isolation.Profile]string{isolation.Standard: "0", isolation.Locked: "1000"} {
+		spec := conformance.Spec(t, profile)
+		program := filepath.Join(spec.Root.Lowers[0], "become")
+		data, err := os.ReadFile("/usr/bin/id")
+		if err == nil {
+			err = os.WriteFile(program, data, 0o755)
+		}
+		if err == nil {
+			err = os.Chmod(program, 0o755|os.ModeSetuid)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		inst, err := b.Start(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		box := newBox(t, inst)
+		if err := box.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := box.run("/become", "-u"); got != want {
+			t.Errorf("%s: a program of root's with the setuid bit runs as %q, want %s", profile, got, want)
+		}
+	}
+}
