@@ -217,7 +217,7 @@ func TestRestoredGroups(t *testing.T) {
 	_, at := b.lines("counter", 0, 5)
 	alive := b.alive("")
 	dir := t.TempDir()
-	if err := inst.Checkpoint(t.Context(), dir); err != nil {
+	if _, err := inst.Checkpoint(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := inst.Destroy(t.Context()); err != nil {
