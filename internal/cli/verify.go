@@ -41,8 +41,8 @@ func (a *app) verifyCmd() *cobra.Command {
 Without --key the bundle's own key is used: then somebody holds a key that made all of it, and whose it is
 remains open. The server's lies in its keys directory (journal.pub), and "casemate journal checkpoint
 --json" shows it. A head is a file of "casemate journal checkpoint", or the header Casemate-Checkpoint of
-any answer, or several of these, as in the files that "casemate serve --anchor" writes; or the URL where these are kept,
-which is then read.
+any answer, or several of these, as in the files that "casemate serve --anchor" writes; or the URL where
+these are kept, which is then read.
 
 A replay is the bundle of a sandbox in which "casemate replay --save" ran processes again, or the directory
 with all of them. Each is verified as well, must be of the same log, and must have begun as the record did
