@@ -82,6 +82,9 @@ func (s *stage) setup(env *testscript.Env) error {
 		}
 		_ = os.RemoveAll(short)
 	})
+	at := newWitness()
+	env.Setenv("WITNESS", at.URL)
+	env.Defer(at.Close)
 	// A name for sandboxes that no other script uses.
 	env.Setenv("N", strings.ToLower(strings.ReplaceAll(filepath.Base(env.WorkDir), "script-", "s-")))
 	env.Defer(func() { s.sweep(k) })
