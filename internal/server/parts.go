@@ -25,13 +25,15 @@ func guestProgram(cfg Config) ([]byte, error) {
 	return guestbin.Bytes()
 }
 
-// openBelow opens what the domain stands on: root file systems and isolation backends.
-func (s *Server) openBelow(ctx context.Context, guest []byte) (sandbox.Roots, api.BuildFunc, error) {
-	if s.cfg.Backends != nil {
-		s.backends = s.cfg.Backends
-		return s.cfg.Roots, nil, nil
+// openBelow opens what the domain stands on: root file systems and isolation backends, the default one among them.
+func (s *Server) openBelow(ctx context.Context, guest []byte) (roots sandbox.Roots, build api.BuildFunc, err error) {
+	s.backends, roots = s.cfg.Backends, s.cfg.Roots
+	if s.backends == nil {
+		if roots, build, err = s.openReal(ctx, guest); err != nil {
+			return nil, nil, err
+		}
 	}
-	return s.openReal(ctx, guest)
+	return roots, build, s.checkIsolation(ctx)
 }
 
 // checkIsolation refuses a default isolation that can't start anything here: each create would fail, one by one.

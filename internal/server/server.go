@@ -118,9 +118,6 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.checkIsolation(ctx); err != nil {
-		return nil, err
-	}
 	// 7. The domain, and what an earlier server left: adopted or removed before anybody can ask.
 	domain := sandbox.Config{
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
