@@ -104,7 +104,7 @@ func (a *app) newRerun(ctx context.Context, c *client.Client, f replayFlags, arg
 		}
 		choice.Workspaces = append(choice.Workspaces, w.Target)
 	}
-	if strings.ContainsAny(args[0], "./") {
+	if isBundle(args[0]) {
 		o, err := verifyOptions(ctx, f.key, f.heads)
 		if err != nil {
 			return nil, err
@@ -114,7 +114,7 @@ func (a *app) newRerun(ctx context.Context, c *client.Client, f replayFlags, arg
 			return nil, err
 		}
 		defer func() { _ = in.Close() }()
-		r.record, err = readReplayable(in, o, args[0])
+		r.record, err = readReplayable(in, o, args[0], false)
 		if err != nil {
 			return nil, err
 		}
@@ -149,7 +149,7 @@ func (a *app) recordOf(ctx context.Context, c *client.Client, name string) (*rep
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read a temporary file: %w", err)
 	}
-	return readReplayable(f, bundle.Options{}, name)
+	return readReplayable(f, bundle.Options{}, name, false)
 }
 
 // spoolFile makes a file without a name: a bundle may be large, and content may be secret.
@@ -164,15 +164,20 @@ func spoolFile() (*os.File, error) {
 	return f, nil
 }
 
-// readReplayable reads a bundle, which must be what its key signed.
-func readReplayable(in io.Reader, o bundle.Options, name string) (*replay.Record, error) {
+// readReplayable reads a bundle, which must be what its key signed, and with whole all of it: else what is missing is known
+// to be.
+func readReplayable(in io.Reader, o bundle.Options, name string, whole bool) (*replay.Record, error) {
 	var r replay.Record
 	o.Each = r.Add
 	report, err := bundle.Verify(in, o)
 	if err != nil {
 		return nil, errs.New(errs.InvalidArgument, "cannot verify %s: %v", name, err)
 	}
-	for _, v := range []bundle.Verdict{report.Integrity, report.Anchored.Verdict} {
+	must := []bundle.Verdict{report.Integrity, report.Anchored.Verdict}
+	if whole {
+		must = append(must, report.Completeness)
+	}
+	for _, v := range must {
 		if !v.OK {
 			return nil, errs.New(errs.FailedPrecondition, "%s is no record to rely on: %s", name, v.Problems[0].What)
 		}
@@ -195,7 +200,8 @@ func readReplays(paths []string, o bundle.Options) ([]*replay.Record, error) {
 			if err != nil {
 				return nil, errs.New(errs.NotFound, "cannot read %s: %v", name, unwrapped(err))
 			}
-			r, err := readReplayable(f, bundle.Options{Key: o.Key}, name)
+			// What was cut off its end could be the difference.
+			r, err := readReplayable(f, bundle.Options{Key: o.Key}, name, true)
 			_ = f.Close()
 			if err != nil {
 				return nil, err

@@ -20,8 +20,6 @@ import (
 )
 
 const (
-	// replayRuns is how often everything is run again.
-	replayRuns = 2
 	// variedAfter is how much later than the first run the second begins, so that its times are others.
 	variedAfter = 1100 * time.Millisecond
 	// orphanedAfter ends the sandbox of a replay that was killed.
@@ -65,7 +63,7 @@ func (r *rerun) run(ctx context.Context) ([]replay.Result, error) {
 	}
 	var runs []replay.Run
 	if len(r.plan.Segments) > 0 {
-		for n := range replayRuns {
+		for n := range replay.Runs {
 			one, err := r.once(ctx, n+1)
 			if err != nil {
 				return nil, err
@@ -306,7 +304,7 @@ func (r *rerun) collect(ctx context.Context, sandbox, name string, about *replay
 	if err := rewind(); err != nil {
 		return nil, fmt.Errorf("read a temporary file: %w", err)
 	}
-	out, err := readReplayable(f, bundle.Options{}, "the record of "+sandbox)
+	out, err := readReplayable(f, bundle.Options{}, "the record of "+sandbox, false)
 	if err != nil || r.save == "" {
 		return out, err
 	}

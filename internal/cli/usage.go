@@ -64,7 +64,8 @@ What has a dot or a slash in its name is a bundle of "casemate journal export", 
 and --head as in "casemate verify"): the same figures, without a server. docs/usage.md says how each is
 measured, and what is open while a sandbox goes on.
 
-Exit codes: 0; 2 when a bundle is not whole; 125 when there is no such sandbox, or the server can't be asked.`,
+Exit codes: 0; 2 when a bundle was changed or is not whole; 125 when there is no such sandbox, or
+the server can't be asked.`,
 		Example: `  casemate usage web
   casemate usage --by principal --since 2026-11-01 --until 2026-12-01 --json
   casemate journal export web -o web.bundle && casemate usage ./web.bundle`,

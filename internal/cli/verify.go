@@ -45,8 +45,8 @@ any answer, or several of these, as in the files that "casemate serve --anchor" 
 these are kept, which is then read.
 
 A replay is the bundle of a sandbox in which "casemate replay --save" ran processes again, or the directory
-with all of them. Each is verified as well, must be of the same log, and must have begun as the record did
-and done the same: then the verdicts are found anew from both.
+with all of them. Each is verified as well, must be whole and of the same log, and must have begun as the
+record did and done the same: then the verdicts are found anew from both.
 
 What only the guest saw is the word of a program inside the sandbox: the bundle proves that it was said.
 

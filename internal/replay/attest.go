@@ -47,16 +47,17 @@ func (r *Record) Accept(replays []*Record) (Plan, []Run, error) {
 	return r.Plan(r.having(func(id string) bool { return ran[id] })), runs, nil
 }
 
-// maxRuns bounds how many runs a replay has.
-const maxRuns = 16
+// Runs is how often everything is run again. Another run is none that verdicts look at, so that none is taken.
+const Runs = 2
 
 // having is the choice of whoever carried out a replay: everything that the record lacks was at hand.
 func (r *Record) having(ran func(string) bool) Choice {
-	c := Choice{Ran: ran, Env: r.Settings.Env, Workspaces: r.Settings.Workspaces}
+	env := slices.Clone(r.Settings.Env)
 	for _, p := range r.byID {
-		c.Env = append(c.Env[:len(c.Env):len(c.Env)], p.env()...)
+		env = append(env, p.env()...)
 	}
-	return c
+	slices.Sort(env)
+	return Choice{Ran: ran, Env: slices.Compact(env), Workspaces: r.Settings.Workspaces}
 }
 
 // accept checks one replay, and returns which run it belongs to.
@@ -68,7 +69,7 @@ func (r *Record) accept(one *Record) (int, error) {
 		return 0, fmt.Errorf("it is no replay of sandbox %s", r.Sandbox)
 	}
 	n, err := strconv.Atoi(one.Settings.Labels[LabelRun])
-	if err != nil || n < 1 || n > maxRuns {
+	if err != nil || n < 1 || n > Runs {
 		return 0, fmt.Errorf("it does not say which run it is of")
 	}
 	if what := r.Settings.differs(one.Settings); what != "" {

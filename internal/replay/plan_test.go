@@ -307,7 +307,7 @@ func TestForgedReplays(t *testing.T) {
 			w.run(ran{id: "a", argv: []string{"make"}, files: change, more: object{"env": []string{"PATH"}}})
 			w.run(ran{id: "b", argv: []string{"make", "test"}, out: "ok\n"})
 		}},
-		{name: "a run that is none", settings: object{"labels": map[string]string{LabelOf: "web", LabelRun: "99999999"}}, do: whole, want: "which run"},
+		{name: "a run that is none", settings: object{"labels": map[string]string{LabelOf: "web", LabelRun: "3"}}, do: whole, want: "which run"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			of := "web"

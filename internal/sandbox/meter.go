@@ -108,6 +108,9 @@ func (m *Manager) metered(b *box, u Usage, err error, why meterWhy) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.sb.State == Stopped { // read before the end, and late: nothing comes behind that event
+		return
+	}
 	now := m.clock.Now()
 	b.gauge.add(now, u.MemoryBytes)
 	passed := b.gauge.at.Sub(b.gauge.since)

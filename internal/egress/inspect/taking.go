@@ -176,7 +176,7 @@ func shownHeader(h http.Header) map[string][]string {
 // credentialName reports whether a header's name says that its value lets somebody in.
 func credentialName(name string) bool {
 	name = strings.ToLower(name)
-	for _, word := range []string{"authorization", "cookie", "token", "secret", "password", "api-key", "apikey", "access-key", "private-key", "signature", "session", "credential"} {
+	for _, word := range []string{"authorization", "cookie", "token", "secret", "password", "api-key", "apikey", "access-key", "auth-key", "subscription-key", "functions-key", "private-key", "signature", "session", "credential"} {
 		if strings.Contains(name, word) {
 			return true
 		}

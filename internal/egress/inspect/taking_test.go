@@ -104,6 +104,25 @@ func TestTakenDownWithoutSecrets(t *testing.T) {
 	}
 }
 
+// Of a header that is a credential by its name nothing but the name is kept; others, whose names have a part of such a name,
+// are. What is sent is not touched.
+func TestCredentialsInHeadersAreLeftOut(t *testing.T) {
+	for name, out := range map[string]bool{
+		"Authorization": true, "Proxy-Authorization": true, "Cookie": true, "Set-Cookie": true, "X-Api-Key": true, "X-Goog-Api-Key": true,
+		"X-Amz-Security-Token": true, "X-Auth-Key": true, "Ocp-Apim-Subscription-Key": true, "x-session-id": true,
+		"Content-Type": false, "Idempotency-Key": false, "Keep-Alive": false, "X-Author": false,
+	} {
+		h := http.Header{name: {"one", "two"}}
+		want := []string{"one", "two"}
+		if out {
+			want = []string{egress.Concealed, egress.Concealed}
+		}
+		if got := shownHeader(h)[name]; !slices.Equal(got, want) || !slices.Equal(h[name], []string{"one", "two"}) {
+			t.Errorf("%s: %q, of %q", name, got, h[name])
+		}
+	}
+}
+
 // What is not to be kept is hashed as it passes.
 func TestTakenDownAsHashes(t *testing.T) {
 	w := newWorld(t)
