@@ -18,7 +18,6 @@ type Settings struct {
 	Isolation    string   `json:"isolation"`
 	Profile      string   `json:"profile"`
 	Limits       Limits   `json:"limits"`
-	Name         string   `json:"name"`
 	Env          []string `json:"env"` // names
 	User         string   `json:"user"`
 	Dir          string   `json:"dir"`
@@ -79,15 +78,15 @@ type Process struct {
 	ID string
 	// Code is set for a run of code; then Argv, Dir and User are not.
 	Code *Code
-	// Event and EndEvent are the counters of its start, or of the failure to start, and of its end.
-	Event, EndEvent uint64
-	Began, Ended    time.Time
-	Argv            []string
-	Dir, User       string // as asked for
-	Env             []string
-	Timeout         time.Duration
-	Stdin           []byte
-	PID             int
+	// Event is the counter of its start, or of the failure to start.
+	Event        uint64
+	Began, Ended time.Time
+	Argv         []string
+	Dir, User    string // as asked for
+	Env          []string
+	Timeout      time.Duration
+	Stdin        []byte
+	PID          int
 
 	// End is how it ended, with ExitCode or Signal where that was seen; "failed": it could not be started, for Problem.
 	End      string
@@ -349,7 +348,7 @@ func (r *Record) started(e event, s, g facts) {
 	r.byID[p.ID] = p
 	r.steps = append(r.steps, &step{seq: e.Seq, process: p})
 	if e.Type == "process.failed" {
-		p.EndEvent, p.Ended, p.End, p.Problem = e.Seq, e.Time, "failed", s.Error
+		p.Ended, p.End, p.Problem = e.Time, "failed", s.Error
 		return
 	}
 	r.begin(p.ID)
@@ -374,7 +373,7 @@ func (r *Record) ended(e event, id string, s, g facts) error {
 		return fmt.Errorf("%s ends and has no start", id)
 	}
 	delete(r.open, p.ID)
-	p.EndEvent, p.Ended = e.Seq, e.Time
+	p.Ended = e.Time
 	p.End, p.Signal, p.Problem = cmp.Or(s.End, g.End), g.Signal, g.Error
 	if err := p.exited(e); err != nil {
 		return err
