@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	if err != nil {
 		return report, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer removeRunsc(dir, stateOf(runscName))
 	if b.floor, err = newFloor(ctx); err != nil {
 		return report, err
 	}
@@ -144,9 +144,11 @@ func (b *bench) rounds(n int) int {
 }
 
 // create makes a sandbox; it ends by itself, should this program be killed.
-func (b *bench) create(ctx context.Context) (string, error) {
+func (b *bench) create(ctx context.Context) (string, error) { return b.createOn(ctx, b.o.Isolation) }
+
+func (b *bench) createOn(ctx context.Context, isolation string) (string, error) {
 	sb, err := b.c.Sandboxes.Create(ctx, &client.CreateRequest{
-		Isolation: b.o.Isolation, Template: b.o.Template, Profile: b.o.Profile,
+		Isolation: isolation, Template: b.o.Template, Profile: b.o.Profile,
 		Labels: map[string]string{"casemate": "bench"}, Lifetime: durationpb.New(30 * time.Minute),
 	})
 	return sb.GetId(), err

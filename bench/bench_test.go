@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -144,5 +146,28 @@ func TestReport(t *testing.T) {
 	}
 	if err := json.Unmarshal(raw, &back); err != nil || back.Rows[0].ID != "process-true" || back.Rows[0].P50 != 0.5 {
 		t.Errorf("%s: %+v, %v", raw, back, err)
+	}
+}
+
+// TestRemoveRunsc removes a directory in which runsc has left its network namespace. The twin is os.RemoveAll alone.
+func TestRemoveRunsc(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "bench")
+	at := filepath.Join(dir, stateOf(runscName), "null-netns")
+	if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("/proc/self/ns/net", at, "", syscall.MS_BIND, ""); err != nil {
+		t.Fatalf("this test needs root: %v", err)
+	}
+	if err := os.RemoveAll(dir); err == nil {
+		t.Error("twin: the directory went although something is mounted there")
+	}
+	removeRunsc(dir, stateOf(runscName))
+	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
+		_ = syscall.Unmount(at, syscall.MNT_DETACH)
+		t.Errorf("the directory is left: %v", err)
 	}
 }

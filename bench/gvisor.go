@@ -8,28 +8,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
-
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"casemate.dev/client"
 )
 
 const gvisorName = "gvisor"
 
-// gvisorSandbox makes a sandbox of isolation gvisor with room for a memory image of some hundred MB. ok is false where
-// the server has none.
+// gvisorSandbox makes a sandbox of isolation gvisor. ok is false where the server has none.
 func (b *bench) gvisorSandbox(ctx context.Context) (id string, ok bool, err error) {
-	sb, err := b.c.Sandboxes.Create(ctx, &client.CreateRequest{
-		Isolation: gvisorName, Template: b.o.Template, Profile: b.o.Profile,
-		Labels: map[string]string{"casemate": "bench"}, Lifetime: durationpb.New(30 * time.Minute),
-	})
-	var e *client.Error
-	if errors.As(err, &e) && e.Kind == client.Unsupported {
+	id, err = b.createOn(ctx, gvisorName)
+	if client.KindOf(err) == client.Unsupported {
 		return "", false, nil
 	}
-	return sb.GetId(), err == nil, err
+	return id, err == nil, err
 }
 
 var noGvisor = Row{Unit: "ms", Note: "the server has no runsc"}
@@ -38,7 +30,7 @@ var noGvisor = Row{Unit: "ms", Note: "the server has no runsc"}
 // own sandboxexec to its first output; and waking: of a frozen one, and of one whose memory is on disk.
 func gvisorRow(ctx context.Context, b *bench) (Row, error) {
 	var ours, wake, disk, theirs, execs []time.Duration
-	runsc := b.peer("runsc")
+	runsc := b.peer(runscName)
 	own, err := newSandboxExec(ctx, runsc)
 	if err != nil {
 		return Row{}, err
@@ -86,11 +78,11 @@ func gvisorRow(ctx context.Context, b *bench) (Row, error) {
 		r.Note = "runsc is not in the PATH, so there is nothing to compare with"
 		return r, nil
 	}
-	r.Peers["runsc"] = summarize(theirs)
+	r.Peers[runscName] = summarize(theirs)
 	if own != nil {
 		r.Peers["runsc sandboxexec"] = summarize(execs)
 	}
-	r.budget("p50 ≤ 1.2 × runsc run", r.P50, 1.2*r.Peers["runsc"].P50, r.Peers["runsc"].P50)
+	r.budget("p50 ≤ 1.2 × runsc run", r.P50, 1.2*r.Peers[runscName].P50, r.Peers[runscName].P50)
 	return r, nil
 }
 
@@ -133,7 +125,7 @@ func liveFork(ctx context.Context, b *bench) (row Row, err error) {
 	if err := b.hold(ctx, id); err != nil {
 		return Row{}, err
 	}
-	bare, err := newBareRestore(ctx, b.peer("runsc"))
+	bare, err := newBareRestore(ctx, b.peer(runscName))
 	if err != nil {
 		return Row{}, err
 	}
@@ -176,10 +168,8 @@ func liveFork(ctx context.Context, b *bench) (row Row, err error) {
 
 // hold starts a process that holds memory, and waits until it does.
 func (b *bench) hold(ctx context.Context, id string) error {
-	if _, err := b.shell(ctx, id, "python3 -c '"+holder(heldBytes)+"' >/tmp/held 2>&1 & until [ -s /tmp/held ]; do sleep 0.1; done"); err != nil {
-		return err
-	}
-	return nil
+	_, err := b.shell(ctx, id, "python3 -c '"+holder(heldBytes)+"' >/tmp/held 2>&1 & until [ -s /tmp/held ]; do sleep 0.1; done")
+	return err
 }
 
 // bareRestore is a process in a plain runsc that was saved, to be restored again and again. A nil one restores nothing.
@@ -220,7 +210,7 @@ func (r *bareRestore) args(args ...string) []string {
 }
 
 func (r *bareRestore) runsc(ctx context.Context, args ...string) error {
-	out, err := exec.CommandContext(ctx, "runsc", r.args(args...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, runscName, r.args(args...)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("runsc %s: %w: %s", args[0], err, out)
 	}
@@ -234,7 +224,7 @@ func (r *bareRestore) start(ctx context.Context, id string, args ...string) erro
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	cmd := exec.CommandContext(ctx, "runsc", r.args(append(args, id)...)...)
+	cmd := exec.CommandContext(ctx, runscName, r.args(append(args, id)...)...)
 	cmd.Stdout, cmd.Stderr = f, f
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(f.Name())
@@ -268,8 +258,7 @@ func (r *bareRestore) close() {
 	if r == nil {
 		return
 	}
-	_ = syscall.Unmount(filepath.Join(r.dir, "state", "null-netns"), 0) // runsc leaves it
-	_ = os.RemoveAll(r.dir)
+	removeRunsc(r.dir, "state")
 }
 
 // sandboxExec is runsc's own way to run a command in a sandbox that shows the host's /usr, which it leaves running. A nil one
@@ -289,19 +278,20 @@ func newSandboxExec(ctx context.Context, runsc *peer) (*sandboxExec, error) {
 	for at, from := range map[string]string{"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64"} {
 		text += fmt.Sprintf("mounts { target: %q host_mount { host_path: %q } }\n", at, from)
 	}
-	err = os.WriteFile(s.options, []byte(text), 0o600)
-	if err == nil {
-		if _, rerr := s.run(ctx); rerr != nil { // this release has no such command, or it does not run here
-			s.close()
-			return nil, ctx.Err()
-		}
+	if err := os.WriteFile(s.options, []byte(text), 0o600); err != nil {
+		s.close()
+		return nil, err
 	}
-	return s, err
+	if _, err := s.run(ctx); err != nil { // this release has no such command, or it does not run here
+		s.close()
+		return nil, ctx.Err()
+	}
+	return s, nil
 }
 
 func (s *sandboxExec) runsc(ctx context.Context, args ...string) ([]byte, error) {
 	all := append([]string{"--root", filepath.Join(s.dir, "state"), "--network=none", "--ignore-cgroups"}, args...)
-	cmd := exec.CommandContext(ctx, "runsc", all...)
+	cmd := exec.CommandContext(ctx, runscName, all...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+s.dir)
 	out, err := cmd.Output()
 	if err != nil {
@@ -340,6 +330,5 @@ func (s *sandboxExec) close() {
 	if s == nil {
 		return
 	}
-	_ = syscall.Unmount(filepath.Join(s.dir, "state", "null-netns"), 0) // runsc leaves it
-	_ = os.RemoveAll(s.dir)
+	removeRunsc(s.dir, "state")
 }

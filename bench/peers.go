@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -29,7 +30,7 @@ func peers(ctx context.Context, dir string) ([]peer, error) {
 		return nil, err
 	}
 	all := []peer{{name: "bubblewrap", run: bubblewrap, rounds: 40}}
-	for _, name := range []string{"runc", "runsc"} {
+	for _, name := range []string{"runc", runscName} {
 		all = append(all, peer{name: name, run: ociRuntime(name, bundle, dir), rounds: 10})
 	}
 	if image := dockerImage(ctx); image != "" {
@@ -107,14 +108,25 @@ func makeBundle(dir string, args ...string) (string, error) {
 	return bundle, os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600)
 }
 
+const runscName = "runsc"
+
+// stateOf is the directory that a runtime keeps its state in.
+func stateOf(runtime string) string { return runtime + "-state" }
+
+// removeRunsc removes a directory in which runsc had one for its state: there it leaves a network namespace mounted.
+func removeRunsc(dir, state string) {
+	_ = syscall.Unmount(filepath.Join(dir, state, "null-netns"), 0) // fails where runsc made none
+	_ = os.RemoveAll(dir)
+}
+
 // ociRuntime runs the bundle, each time under another name.
 func ociRuntime(name, bundle, dir string) func(ctx context.Context) error {
 	var serial atomic.Int64
-	state := filepath.Join(dir, name+"-state")
+	state := filepath.Join(dir, stateOf(name))
 	return func(ctx context.Context) error {
 		id := fmt.Sprintf("casemate-bench-%d-%d", os.Getpid(), serial.Add(1))
 		args := []string{"--root", state, "run", "--bundle", bundle, id}
-		if name == "runsc" {
+		if name == runscName {
 			args = append([]string{"--network=none", "--ignore-cgroups"}, args...)
 		}
 		return output(ctx, name, args...)

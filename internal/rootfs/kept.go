@@ -192,6 +192,21 @@ func (s *Store) Commit(ctx context.Context, id string, p Plan, hold, release fun
 	return l, nil
 }
 
+// keepWork keeps what was made at work, in snapshots/, as a layer.
+func (s *Store) keepWork(ctx context.Context, work string, l Layer) (Layer, error) {
+	if err := s.noteKept(l); err != nil {
+		return Layer{}, err
+	}
+	bytes, err := s.disk.keep(ctx, work, s.keptPath(l.ID), func() {})
+	if err != nil {
+		s.dropNote(l.ID)
+		return Layer{}, err
+	}
+	l.Bytes = bytes
+	s.addKept(l)
+	return l, nil
+}
+
 // Unchanged reports whether it is certain that a sandbox's files, with its workspaces' and its environment, are
 // what a committed layer holds that was made of them: then nothing is gained by another Commit. False says
 // that they changed, or that nobody knows. The caller sees to it that no Collect removes the layer meanwhile.

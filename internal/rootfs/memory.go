@@ -228,15 +228,7 @@ func (s *Store) withMemory(ctx context.Context, layer, dir string, limit int64) 
 		return Layer{}, err
 	}
 	out.ID = rand.Text()
-	if err := s.noteKept(out); err != nil {
-		return Layer{}, err
-	}
-	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID), func() {}); err != nil {
-		s.dropNote(out.ID)
-		return Layer{}, err
-	}
-	s.addKept(out)
-	return out, nil
+	return s.keepWork(ctx, work, out)
 }
 
 // copyMemory copies a memory image to a layer that is in the making.

@@ -324,15 +324,7 @@ func (m *merger) write() (Layer, error) {
 		}
 		out.Below = []string{below}
 	}
-	if err := s.noteKept(out); err != nil {
-		return Layer{}, err
-	}
-	if out.Bytes, err = s.disk.keep(m.ctx, work, s.keptPath(out.ID), func() {}); err != nil {
-		s.dropNote(out.ID)
-		return Layer{}, err
-	}
-	s.addKept(out)
-	return out, nil
+	return s.keepWork(m.ctx, work, out)
 }
 
 // fill writes what the merge has found into the layer at work.

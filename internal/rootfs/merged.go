@@ -44,15 +44,8 @@ func (s *Store) merged(ctx context.Context, l Layer) (string, error) {
 	}
 	// Workspaces keep the places that they have in the layer at the bottom.
 	out.Plan.Workspaces = bottom.Plan.Workspaces
-	if err := s.noteKept(out); err != nil {
-		return "", err
-	}
-	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID), func() {}); err != nil {
-		s.dropNote(out.ID)
-		return "", err
-	}
-	s.addKept(out)
-	return out.ID, nil
+	out, err = s.keepWork(ctx, work, out)
+	return out.ID, err
 }
 
 func ignoreMissing(err error) error {

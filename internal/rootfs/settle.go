@@ -77,15 +77,7 @@ func (s *Store) settled(ctx context.Context, layer string, until time.Time) (Lay
 	}
 	out := old
 	out.ID = rand.Text()
-	if err := s.noteKept(out); err != nil {
-		return Layer{}, err
-	}
-	if out.Bytes, err = s.disk.keep(ctx, work, s.keptPath(out.ID), func() {}); err != nil {
-		s.dropNote(out.ID)
-		return Layer{}, err
-	}
-	s.addKept(out)
-	return out, nil
+	return s.keepWork(ctx, work, out)
 }
 
 // settleTree settles the files of one layer, which nobody else sees. It lies on those of below.

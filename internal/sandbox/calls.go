@@ -48,15 +48,17 @@ func stricter(a, b Calls) Calls {
 // callsFor decides what is observed of a new sandbox: what the create says, else the server's default. Whoever is no
 // administrator may ask for more than that, not for less, and a sandbox's child is observed as its parent is at least.
 func (m *Manager) callsFor(p Principal, s Spec) (*Calls, error) {
-	least := m.cfg.Defaults.Calls
-	if parent := m.find(p.Sandbox); p.Sandbox != "" && parent != nil {
-		if above := parent.snapshot().Spec.Calls; above != nil {
-			least = stricter(least, *above)
-		}
-	}
-	can := isolation.Calls{}
+	least, can := m.cfg.Defaults.Calls, isolation.Calls{}
 	if o, ok := m.cfg.Backends[s.Isolation].(isolation.Observer); ok {
 		can = o.Observes()
+	}
+	if parent := m.find(p.Sandbox); p.Sandbox != "" && parent != nil {
+		if above := parent.snapshot().Spec.Calls; above != nil {
+			if possible(*above, can) != *above {
+				return nil, errs.New(errs.PermissionDenied, "a child's system calls are observed as its parent's, which isolation %s can't", s.Isolation)
+			}
+			least = stricter(least, *above)
+		}
 	}
 	if s.Calls == nil {
 		c := possible(least, can)
@@ -209,13 +211,10 @@ func (m *Manager) react(e CallEvent) {
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Defaults.Stop)
 	defer cancel()
-	if _, err := m.freezeBox(ctx, "", b, Paused, nil); err != nil {
-		if m.ctx.Err() == nil && b.runs() {
-			// It must not go on: where it can't be held, it ends.
-			m.log.Error("cannot pause a sandbox after an attempt, so it ends", "sandbox", b.id, "error", err)
-			m.beginEnd(b, "", EndAttempt, why)
-		}
-		return
+	if _, err := m.freezeBox(ctx, "", b, Paused, nil); err != nil && m.ctx.Err() == nil && b.runs() {
+		// It must not go on: where it can't be held, it ends.
+		m.log.Error("cannot pause a sandbox after an attempt, so it ends", "sandbox", b.id, "error", err)
+		m.beginEnd(b, "", EndAttempt, why)
 	}
 }
 

@@ -61,3 +61,21 @@ func TestExecutedArgumentsAreRedactedAlone(t *testing.T) {
 		t.Errorf("%v, %v", got.Argv, err)
 	}
 }
+
+// VULNERABILITY: a sandbox whose calls are observed gets out of sight in a child.
+// ATTACK: a child with an isolation that observes nothing.
+// VERIFIES: it is refused. The twin's parent is not observed, and may have that child.
+func TestChildrenStayInSight(t *testing.T) {
+	s := newWorld(t).serve()
+	for on, want := range map[bool]errs.Kind{true: errs.PermissionDenied, false: ""} {
+		parent := s.create(alice, Spec{})
+		b := s.find(parent.ID)
+		b.mu.Lock()
+		b.sb.Spec.Calls = &Calls{Attempts: on, OnAttempt: map[bool]Reaction{true: ReactKill}[on]}
+		b.mu.Unlock()
+		c, err := s.callsFor(Principal{ID: alice.ID, Sandbox: parent.ID}, Spec{Isolation: parent.Spec.Isolation})
+		if (err != nil) != (want != "") || err != nil && !errs.Is(err, want) || err == nil && c.Any() {
+			t.Errorf("parent observed: %v; its child: %v, %v", on, c, err)
+		}
+	}
+}

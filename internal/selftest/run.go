@@ -234,8 +234,10 @@ func howEnded(ctx context.Context, box Sandbox) (string, error) {
 		if how != "" {
 			return how, nil
 		}
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return "", fmt.Errorf("the sandbox neither answers nor is said to have ended: %w", errors.Join(err, endErr))
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

@@ -10,9 +10,6 @@ import (
 // Verb is the program's first argument that makes it a gateway.
 const Verb = "gateway"
 
-// ListenFD is the descriptor on which a gateway finds its listening socket.
-const ListenFD = daemon.ListenFD
-
 // NameserversOf returns the name servers among the arguments of a gateway.
 func NameserversOf(args []string) []string { return args }
 

@@ -3,8 +3,6 @@ package gateway
 import (
 	"fmt"
 	"log/slog"
-	"math"
-	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -15,6 +13,7 @@ import (
 
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/control"
+	"casemate.dev/internal/linux/daemon"
 	"casemate.dev/internal/linux/landlock"
 	"casemate.dev/internal/linux/seccomp"
 	"casemate.dev/internal/linux/seccomp/filter"
@@ -32,7 +31,8 @@ func Main(args []string, inspector egress.Inspector) error {
 	if len(args) == 0 || args[0] != confinedArg {
 		return confine(args)
 	}
-	if err := hide(); err != nil {
+	l, err := daemon.Enter()
+	if err != nil {
 		return err
 	}
 	if err := filterCalls(); err != nil {
@@ -40,38 +40,17 @@ func Main(args []string, inspector egress.Inspector) error {
 	}
 	// What the runtime may use before it collects harder. The kernel's own limit on the process is higher.
 	debug.SetMemoryLimit(memoryLimit)
-	f := os.NewFile(control.ListenFD, "listener")
-	l, err := net.FileListener(f)
-	_ = f.Close()
-	if err != nil {
-		return fmt.Errorf("listening socket: %w", err)
-	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	g := New(Config{Nameservers: control.NameserversOf(args[1:]), Inspector: inspector, Log: log})
 	defer g.Close()
-	return g.Serve(l.(*net.UnixListener))
+	return g.Serve(l)
 }
 
 const memoryLimit = 1 << 30
 
-// hide keeps the process's memory, which holds secrets, from files and from other processes of its user.
-func hide() error {
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return os.NewSyscallError("setrlimit core", err)
-	}
-	return os.NewSyscallError("prctl PR_SET_DUMPABLE", unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
-}
-
 // confine takes what can't be given back, and executes the program again.
 func confine(args []string) error {
-	if os.Geteuid() == 0 {
-		return fmt.Errorf("the gateway does not run as root; the server starts it")
-	}
 	runtime.LockOSThread()
-	// What the server was started with and did not mean to hand on goes with the second execution.
-	if err := unix.CloseRange(control.ListenFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return os.NewSyscallError("close_range", err)
-	}
 	if err := seccomp.NoNewPrivs(); err != nil {
 		return err
 	}

@@ -2,18 +2,16 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
 	"runtime"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/control"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/linux/daemon"
 )
 
 // lonelyLimit is how long a gateway that serves nobody waits for a server. One that was killed, and whose run
@@ -83,7 +81,7 @@ func (g *Gateway) serve(l *net.UnixListener, limit time.Duration) error {
 			servers.add(1)
 			defer servers.add(-1)
 			defer func() { _ = c.Close() }()
-			if err := checkPeer(c); err != nil {
+			if err := daemon.CheckPeer(c); err != nil {
 				g.log.Warn("refused a control connection", "err", err)
 				return
 			}
@@ -92,23 +90,6 @@ func (g *Gateway) serve(l *net.UnixListener, limit time.Duration) error {
 			}
 		}()
 	}
-}
-
-// checkPeer lets in root alone: the socket's mode does so already, and this does not depend on it.
-func checkPeer(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, cerr); err != nil {
-		return err
-	}
-	if cred.Uid != 0 {
-		return errs.New(errs.PermissionDenied, "user %d may not command the gateway", cred.Uid)
-	}
-	return nil
 }
 
 // serveConn answers the calls of one connection and reports whether the process is to end.

@@ -337,12 +337,9 @@ func TestImageOfAnotherRunsc(t *testing.T) {
 	}
 }
 
-// ATTACK: an image is to go on in a sandbox of another shape: with less of a wall, or with a network.
-// VERIFIES: it is refused, and the text says what differs. The twin is TestCheckpointAndRestore.
-func TestImageInAnotherSandbox(t *testing.T) {
-	h := newHost(t)
-	backend := h.backend()
-	spec := conformance.Spec(t, isolation.Locked)
+// imageOf returns the directory of a memory image of a sandbox that is gone.
+func imageOf(t *testing.T, backend isolation.Backend, spec isolation.Spec) string {
+	t.Helper()
 	inst, err := backend.Start(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
@@ -352,6 +349,16 @@ func TestImageInAnotherSandbox(t *testing.T) {
 	if derr := inst.Destroy(context.Background()); err != nil || derr != nil {
 		t.Fatal(err, derr)
 	}
+	return dir
+}
+
+// ATTACK: an image is to go on in a sandbox of another shape: with less of a wall, or with a network.
+// VERIFIES: it is refused, and the text says what differs. The twin is TestCheckpointAndRestore.
+func TestImageInAnotherSandbox(t *testing.T) {
+	h := newHost(t)
+	backend := h.backend()
+	spec := conformance.Spec(t, isolation.Locked)
+	dir := imageOf(t, backend, spec)
 	for word, change := range map[string]func(*isolation.Spec){
 		"profile":    func(s *isolation.Spec) { s.Profile = isolation.Standard },
 		"network":    func(s *isolation.Spec) { s.Network = &isolation.Network{Device: "eth0"} },
@@ -377,15 +384,7 @@ func TestLinksPlantedUnderAnImage(t *testing.T) {
 	h := newHost(t)
 	backend := h.backend()
 	spec := conformance.Spec(t, isolation.Standard)
-	inst, err := backend.Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	_, err = inst.Checkpoint(t.Context(), dir)
-	if derr := inst.Destroy(context.Background()); err != nil || derr != nil {
-		t.Fatal(err, derr)
-	}
+	dir := imageOf(t, backend, spec)
 	lower := spec.Root.Lowers[0]
 	victim := filepath.Join(lower, "home", "victim")
 	if err := os.MkdirAll(victim, 0o777); err != nil {
@@ -416,7 +415,8 @@ func TestLinksPlantedUnderAnImage(t *testing.T) {
 	}
 	spec.ID = id.Sandbox()
 	spec.Root.Upper, spec.Root.Work = conformance.Writable(t)
-	if inst, err = backend.Restore(t.Context(), spec, dir); err != nil {
+	inst, err := backend.Restore(t.Context(), spec, dir)
+	if err != nil {
 		t.Fatalf("without a link it is not restored either: %v", err)
 	}
 	if err := inst.Destroy(context.Background()); err != nil {

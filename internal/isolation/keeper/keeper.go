@@ -127,9 +127,6 @@ func (k *Keeper) spec() daemon.Spec {
 // Attach gives the keeper a sandbox's listener. Until it returns, what the filter hands over waits. Kind: Unavailable
 // where the keeper could not be started.
 func (k *Keeper) Attach(ctx context.Context, m Member) error {
-	if err := k.ready(ctx); err != nil {
-		return err
-	}
 	files := []*os.File{m.Listener, m.Guest}
 	if m.Freezer != nil && m.Calls.OnAttempt == isolation.ReactPause {
 		files = append(files, m.Freezer)
@@ -137,36 +134,49 @@ func (k *Keeper) Attach(ctx context.Context, m Member) error {
 		m.Freeze = ""
 	}
 	a := Attach{Sandbox: m.ID, Calls: m.Calls, Arch: m.Arch, Decide: m.Decide, Freeze: m.Freeze}
-	err := k.call(ctx, MethodAttach, a, files, nil)
-	if err != nil && !k.alive() { // it ended in between; the next one can have the files as well
-		if err = k.ready(ctx); err == nil {
-			err = k.call(ctx, MethodAttach, a, files, nil)
-		}
+	p, err := k.attach(ctx, a, files)
+	if p != nil && err != nil && !p.Handle.Alive() { // it ended in between; the next one can have the files as well
+		p, err = k.attach(ctx, a, files)
 	}
-	if err != nil {
+	if p != nil && err != nil {
 		return fmt.Errorf("hand the listener to the keeper: %w", err)
+	}
+	return err
+}
+
+// attach asks the process that runs, which it returns.
+func (k *Keeper) attach(ctx context.Context, a Attach, files []*os.File) (*daemon.Process, error) {
+	p, err := k.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := k.call(ctx, MethodAttach, a, files, nil); err != nil {
+		return p, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.members[m.ID] = m.Calls
-	delete(k.gone, m.ID)
-	return nil
+	if k.proc != p || !p.Handle.Alive() { // what it watched is told of as lost already, or will be, without this one
+		return p, errs.New(errs.Unavailable, "the keeper of system calls ended")
+	}
+	k.members[a.Sandbox] = a.Calls
+	delete(k.gone, a.Sandbox)
+	return p, nil
 }
 
-// ready sees to it that a keeper runs and answers.
-func (k *Keeper) ready(ctx context.Context) error {
+// ready sees to it that a keeper runs and answers, and returns it.
+func (k *Keeper) ready(ctx context.Context) (*daemon.Process, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
-		return errs.New(errs.Unavailable, "the server is shutting down")
+		return nil, errs.New(errs.Unavailable, "the server is shutting down")
 	}
 	if k.proc != nil && k.proc.Handle.Alive() {
-		return nil
+		return k.proc, nil
 	}
 	k.loseLocked()
 	p, err := k.spec().Start()
 	if err != nil {
-		return errs.Wrap(err, errs.Unavailable, "the keeper of system calls could not be started")
+		return nil, errs.Wrap(err, errs.Unavailable, "the keeper of system calls could not be started")
 	}
 	k.proc = p
 	// Its socket takes connections from before it runs, so there is nothing to wait for but its answer.
@@ -175,10 +185,10 @@ func (k *Keeper) ready(ctx context.Context) error {
 	if err := k.call(ctx, MethodHello, nil, nil, nil); err != nil {
 		end(p)
 		k.proc = nil
-		return errs.Wrap(err, errs.Unavailable, "the keeper of system calls does not answer after its start; see %s", k.spec().Log())
+		return nil, errs.Wrap(err, errs.Unavailable, "the keeper of system calls does not answer after its start; see %s", k.spec().Log())
 	}
 	k.tell()
-	return nil
+	return p, nil
 }
 
 // end kills a keeper that is of no use.
@@ -327,7 +337,7 @@ func (k *Keeper) follow(ctx context.Context, position string, sink Sink) (string
 	}
 	for {
 		var ev Events
-		if err := k.call(ctx, MethodEvents, After{last}, nil, &ev); err != nil {
+		if err := k.call(ctx, MethodEvents, After{last, p.Handle.PID()}, nil, &ev); err != nil {
 			return position, err
 		}
 		next := fmt.Sprintf("%s %d", name, ev.Last)

@@ -54,9 +54,11 @@ type State struct {
 	Killed string `json:"killed,omitempty"`
 }
 
-// After asks for the events after a number, which so are known to be recorded up to it.
+// After asks for the events after a number, which so are known to be recorded up to it. Numbers are one process's: another
+// than PID, which came in its place, would forget what nobody has recorded, and refuses.
 type After struct {
 	After uint64 `json:"after"`
+	PID   int    `json:"pid"`
 }
 
 // Events are events and the number of the last one.

@@ -92,6 +92,9 @@ func (d *door) listener() (*os.File, error) {
 	}
 	fds, err := unix.ParseUnixRights(&list[0])
 	if err != nil || len(fds) != 1 {
+		for _, fd := range fds { // the message has room for a second one
+			_ = unix.Close(fd)
+		}
 		return nil, errors.Join(errors.New("the guest sent no listener"), err)
 	}
 	f := os.NewFile(uintptr(fds[0]), "listener")

@@ -1,13 +1,14 @@
 // Package daemon starts helper processes of the server that outlive it, and finds them again.
 //
-// What belongs here: a process with a user of its own, a listening socket that it inherits, and the record by which the
-// next server knows it. What does not: what is spoken over the socket, and what the helper does.
+// What belongs here: a process with a user of its own, a listening socket that it inherits, who may use that, and the record
+// by which the next server knows the process. What does not: what is spoken over the socket, and what the helper does.
 package daemon
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,8 +21,8 @@ import (
 	"casemate.dev/internal/linux/pidfd"
 )
 
-// ListenFD is the descriptor on which a helper finds its listening socket.
-const ListenFD = 3
+// listenFD is the descriptor on which a helper finds its listening socket.
+const listenFD = 3
 
 // Spec names a helper.
 type Spec struct {
@@ -89,6 +90,10 @@ func (s Spec) Start() (*Process, error) {
 		return nil, err
 	}
 	defer func() { _ = null.Close() }()
+	// What Go opens is closed by each exec; what the server was started with need not be.
+	if err := unix.CloseRange(listenFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("close_range", err)
+	}
 	fd := -1
 	argv := append([]string{"casemate"}, s.Args...)
 	pid, err := syscall.ForkExec(s.Program, argv, &syscall.ProcAttr{ //nolint:forbidigo // a helper of the server is no process of a sandbox

@@ -3,8 +3,10 @@ package userns
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -86,6 +88,32 @@ func TestParseMap(t *testing.T) {
 	for _, text := range []string{"0 1\n", "0 1 2 3\n", "a 1 2\n", "-1 1 2\n", "0 " + strconv.FormatUint(1<<32, 10) + " 1\n"} {
 		if got, err := parseMap([]byte(text)); err == nil {
 			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+// TestOwnedBy makes user namespaces: each belongs to the user that it is made for, and the thread is root's again.
+func TestOwnedBy(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, want := range []uint32{0x7ffe0102, 0} {
+		cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
+		if err := OwnedBy(want, cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		ns, err := Of(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := unix.IoctlGetUint32(int(ns.Fd()), unix.NS_GET_OWNER_UID); err != nil || got != want {
+			t.Errorf("made for user %d, it belongs to %d, %v", want, got, err)
+		}
+		_ = ns.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+		if r, e, s := unix.Getresuid(); r != 0 || e != 0 || s != 0 {
+			t.Fatalf("the thread is user %d, %d, %d", r, e, s)
 		}
 	}
 }

@@ -80,17 +80,15 @@ func (b *bucket) take(now time.Time) bool {
 	return true
 }
 
-// attach begins to answer a sandbox's calls. The files are the process's from here on.
+// attach begins to answer a sandbox's calls. Unless it fails, the files are the process's from here on.
 func (k *process) attach(a keeper.Attach, files []*os.File) error {
 	b, err := newBox(a, files)
 	if err != nil {
-		closeAll(files)
 		return err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.byID[b.id] != nil {
-		b.close()
 		return errs.New(errs.AlreadyExists, "sandbox %s is watched already", b.id)
 	}
 	k.lastKey++
@@ -100,7 +98,6 @@ func (k *process) attach(a keeper.Attach, files []*os.File) error {
 	if err := k.control(unix.EPOLL_CTL_ADD, b); err != nil {
 		delete(k.boxes, b.key)
 		delete(k.byID, b.id)
-		b.close()
 		return err
 	}
 	return nil

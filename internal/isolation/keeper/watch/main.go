@@ -10,10 +10,7 @@
 package watch
 
 import (
-	"fmt"
 	"log/slog"
-	"math"
-	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -31,28 +28,13 @@ const memoryLimit = 256 << 20
 
 // Main is the keeper process. It returns when the server asks it to end, or nobody needs it any more.
 func Main() error {
-	if os.Geteuid() == 0 {
-		return fmt.Errorf("the keeper does not run as root; the server starts it")
-	}
-	// What the server was started with and did not mean to hand on.
-	if err := unix.CloseRange(daemon.ListenFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return os.NewSyscallError("close_range", err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return os.NewSyscallError("setrlimit core", err)
-	}
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return os.NewSyscallError("prctl PR_SET_DUMPABLE", err)
+	l, err := daemon.Enter()
+	if err != nil {
+		return err
 	}
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: "/proc", Err: err}
-	}
-	f := os.NewFile(daemon.ListenFD, "listener")
-	l, err := net.FileListener(f)
-	_ = f.Close()
-	if err != nil {
-		return fmt.Errorf("listening socket: %w", err)
 	}
 	if err := confine(); err != nil {
 		return err
@@ -62,7 +44,7 @@ func Main() error {
 	if err != nil {
 		return err
 	}
-	return k.serve(l.(*net.UnixListener))
+	return k.serve(l)
 }
 
 // confine takes every thread's right to gain any, and holds it to what answering takes. There is no Landlock domain: a

@@ -2,7 +2,6 @@ package watch
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation/keeper"
+	"casemate.dev/internal/linux/daemon"
 )
 
 // lonelyLimit is how long a keeper that watches nothing waits for a server. One that was killed, and whose run
@@ -85,7 +85,7 @@ func (k *process) serve(l *net.UnixListener) error {
 				k.lastSeen.Store(time.Now().UnixNano())
 				k.servers.Add(-1)
 			}()
-			if err := checkPeer(c); err != nil {
+			if err := daemon.CheckPeer(c); err != nil {
 				k.log.Warn("refused a control connection", "err", err)
 				return
 			}
@@ -110,23 +110,6 @@ func (k *process) leaveWhenAlone(ctx context.Context, leave func()) {
 			return
 		}
 	}
-}
-
-// checkPeer lets in root alone: the socket's mode does so already, and this does not depend on it.
-func checkPeer(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, cerr); err != nil {
-		return err
-	}
-	if cred.Uid != 0 {
-		return errs.New(errs.PermissionDenied, "user %d may not command the keeper", cred.Uid)
-	}
-	return nil
 }
 
 // serveConn answers the one call of a connection, and reports whether the process is to end.
@@ -155,14 +138,17 @@ func (k *process) serveConn(ctx context.Context, conn *net.UnixConn) bool {
 }
 
 func (k *process) answer(ctx context.Context, call guestwire.Call, files []*os.File) (any, error) {
-	if call.Method != keeper.MethodAttach {
-		closeAll(files)
+	if call.Method == keeper.MethodAttach {
+		reply, err := body(call, func(a keeper.Attach) (any, error) { return nil, k.attach(a, files) })
+		if err != nil {
+			closeAll(files)
+		}
+		return reply, err
 	}
+	closeAll(files)
 	switch call.Method {
 	case keeper.MethodHello:
 		return k.hello(), nil
-	case keeper.MethodAttach:
-		return body(call, func(a keeper.Attach) (any, error) { return nil, k.attach(a, files) })
 	case keeper.MethodState:
 		return body(call, func(r keeper.Ref) (any, error) { return k.state(r.Sandbox), nil })
 	case keeper.MethodRelease:
@@ -171,7 +157,12 @@ func (k *process) answer(ctx context.Context, call guestwire.Call, files []*os.F
 			return nil, nil
 		})
 	case keeper.MethodEvents:
-		return body(call, func(a keeper.After) (any, error) { return k.events.after(ctx, a.After) })
+		return body(call, func(a keeper.After) (any, error) {
+			if a.PID != os.Getpid() {
+				return nil, errs.New(errs.FailedPrecondition, "process %d is another keeper", a.PID)
+			}
+			return k.events.after(ctx, a.After)
+		})
 	case keeper.MethodExit:
 		return nil, k.settle(ctx)
 	}
