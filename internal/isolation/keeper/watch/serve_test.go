@@ -48,13 +48,13 @@ func TestNumbersOfAnotherKeeper(t *testing.T) {
 		pid  int
 		want errs.Kind
 		left int
-	}{{os.Getpid() + 1, errs.FailedPrecondition, 2}, {os.Getpid(), "", 1}} {
+	}{{os.Getpid() + 1, errs.FailedPrecondition, 2}, {os.Getpid(), 0, 1}} {
 		b, err := json.Marshal(keeper.After{After: 1, PID: c.pid})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = k.answer(t.Context(), guestwire.Call{Method: keeper.MethodEvents, Body: b}, nil)
-		if (err != nil) != (c.want != "") || err != nil && !errs.Is(err, c.want) || len(k.events.list) != c.left {
+		if (err != nil) != (c.want != 0) || err != nil && !errs.Is(err, c.want) || len(k.events.list) != c.left {
 			t.Errorf("told of process %d: %v, and %d events are left", c.pid, err, len(k.events.list))
 		}
 	}
