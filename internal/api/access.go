@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"net/http"
+	"strings"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -22,8 +23,9 @@ type gate struct {
 
 // method is what the gate knows of one RPC.
 type method struct {
+	name   string // "casemate.v1.SandboxService/GetSandbox"
 	access policy.Access
-	calls  counter
+	calls  calls
 }
 
 var _ connect.Interceptor = (*gate)(nil)
@@ -33,7 +35,8 @@ func newGate(a *API) *gate {
 	for _, s := range schemaServices() {
 		for i := range s.Methods().Len() {
 			m := s.Methods().Get(i)
-			g.methods[procedureOf(m)] = &method{access: accessOf(m)}
+			name := procedureOf(m)
+			g.methods[name] = &method{name: strings.TrimPrefix(name, "/"), access: accessOf(m)}
 		}
 	}
 	return g
@@ -103,13 +106,13 @@ func (g *gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		procedure := req.Spec().Procedure
 		m, err := g.admit(ctx, procedure)
-		m.begin()
+		ctx, c := g.begin(ctx, m, req.Header(), err == nil)
 		if err != nil {
-			m.end(err)
+			c.end(err)
 			return nil, g.api.rpcError(ctx, procedure, err)
 		}
 		resp, err := next(ctx, req)
-		m.end(err)
+		c.end(err)
 		if err != nil {
 			return nil, g.api.proveError(g.api.rpcError(ctx, procedure, err))
 		}
@@ -123,15 +126,15 @@ func (g *gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		procedure := conn.Spec().Procedure
 		m, err := g.admit(ctx, procedure)
-		m.begin()
+		ctx, c := g.begin(ctx, m, conn.RequestHeader(), err == nil)
 		if err != nil {
-			m.end(err)
+			c.end(err)
 			return g.api.rpcError(ctx, procedure, err)
 		}
 		ctx, stop := g.api.whileServing(ctx)
 		defer stop()
 		err = next(ctx, conn)
-		m.end(err)
+		c.end(err)
 		if err != nil {
 			return g.api.proveError(g.api.rpcError(ctx, procedure, err))
 		}
@@ -145,19 +148,6 @@ func (g *gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	return next
 }
 
-// begin and end count a call; a method that the schema does not know is counted nowhere.
-func (m *method) begin() {
-	if m != nil {
-		m.calls.begin()
-	}
-}
-
-func (m *method) end(err error) {
-	if m != nil {
-		m.calls.end(err != nil)
-	}
-}
-
 // plainHandler serves a plain HTTP path. It writes nothing before it returns an error, unless it
 // reports the error in its own stream.
 type plainHandler func(w http.ResponseWriter, r *http.Request) error
@@ -166,9 +156,9 @@ type plainHandler func(w http.ResponseWriter, r *http.Request) error
 func (g *gate) twin(procedure string, h plainHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		m, err := g.admit(r.Context(), procedure)
-		m.begin()
+		ctx, c := g.begin(r.Context(), m, r.Header, err == nil)
 		if err == nil {
-			ctx, stop := g.api.whileServing(r.Context())
+			ctx, stop := g.api.whileServing(ctx)
 			defer stop()
 			r = r.WithContext(ctx)
 			proving := &provingWriter{ResponseWriter: w, api: g.api}
@@ -176,7 +166,7 @@ func (g *gate) twin(procedure string, h plainHandler) http.HandlerFunc {
 			err = g.api.guarded(h, w, r)
 			proving.end()
 		}
-		m.end(err)
+		c.end(err)
 		if err != nil {
 			g.api.writeError(w, r, err)
 		}

@@ -21,12 +21,14 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
 
+	"casemate.dev/internal/metrics"
 	"casemate.dev/internal/origin"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/state"
 	"casemate.dev/internal/template"
+	"casemate.dev/internal/trace"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -61,6 +63,10 @@ type Config struct {
 	BuildTemplate BuildFunc
 	// Images moves templates and commits as images; nil: unsupported.
 	Images Images
+	// Tracer makes spans of calls; nil: there are none.
+	Tracer *trace.Tracer
+	// Metrics writes what the rest of the server counts; nil: nothing.
+	Metrics func(p *metrics.Page)
 }
 
 // BuildFunc builds the template name, tells what it does, and returns it.
@@ -88,7 +94,6 @@ type API struct {
 	reflect http.Handler
 	ports   *portProxy
 	hosts   origin.List
-	stats   *stats
 
 	draining context.Context //nolint:containedctx // the server's life, not a request's; done once Drain was called
 	drain    context.CancelCauseFunc
@@ -102,7 +107,7 @@ func New(cfg Config) (*API, error) {
 	if cfg.KeepAlive == 0 {
 		cfg.KeepAlive = 15 * time.Second
 	}
-	a := &API{cfg: cfg, log: cfg.Log, hosts: origin.New(cfg.Hosts), stats: newStats()}
+	a := &API{cfg: cfg, log: cfg.Log, hosts: origin.New(cfg.Hosts)}
 	a.draining, a.drain = context.WithCancelCause(context.Background())
 	a.gate = newGate(a)
 	a.ports = newPortProxy(a)

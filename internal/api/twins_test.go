@@ -348,9 +348,8 @@ func TestMetrics(t *testing.T) {
 	}
 	_, header, body := h.call("GET", "/-/metrics", "", "Authorization", "Bearer "+h.admin)
 	for _, want := range []string{
-		`casemate_sandboxes{state="running"} 1`,
-		`casemate_requests_total{method="casemate.v1.SandboxService/ListSandboxes"} 1`,
-		`casemate_requests_failed_total{method="casemate.v1.SandboxService/GetSandbox"} 1`,
+		`casemate_request_duration_seconds_count{method="casemate.v1.SandboxService/ListSandboxes",code="ok"} 1`,
+		`casemate_request_duration_seconds_count{method="casemate.v1.SandboxService/GetSandbox",code="not_found"} 1`,
 		`casemate_requests_active{method="casemate.v1.SandboxService/ListSandboxes"} 0`,
 	} {
 		if !strings.Contains(body, want) {

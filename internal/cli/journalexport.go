@@ -11,6 +11,7 @@ import (
 
 	"casemate.dev/client"
 	"casemate.dev/internal/journal/trajectory"
+	"casemate.dev/internal/otlp"
 )
 
 // The forms of an export.
@@ -136,7 +137,7 @@ func (x *journalExport) send(ctx context.Context, requests [][]byte) error {
 		}
 		header.Add(strings.TrimSpace(name), value)
 	}
-	refused, err := trajectory.Collector{URL: x.to, Header: header}.Send(ctx, requests)
+	refused, err := otlp.Collector{URL: x.to, Header: header}.Send(ctx, requests)
 	if err == nil && refused > 0 {
 		x.app.warn("the collector refused %d spans", refused)
 		return &exitError{code: exitCasemate}

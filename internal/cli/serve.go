@@ -20,6 +20,7 @@ import (
 	"casemate.dev/client"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/server"
+	"casemate.dev/internal/trace"
 )
 
 // serveFlags say how a server runs; serve and up share them.
@@ -32,6 +33,7 @@ type serveFlags struct {
 	aliases    []string
 	verbose    bool
 	proxyNames string
+	traces     string
 }
 
 // The values of --proxy-names.
@@ -45,6 +47,8 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cfg.RunDir, "run-dir", server.DefaultRunDir, "what lives while the machine is up: sockets, log")
 	fl.StringVar(&f.cfg.KeysDir, "keys-dir", server.DefaultKeysDir, "secrets that do not lie beside the data: the first API key")
 	fl.StringArrayVar(&f.cfg.Listen, "listen", []string{server.DefaultListen}, "TCP address `HOST:PORT`; port 0 takes a free one, none listens on no address (repeatable)")
+	fl.StringVar(&f.cfg.MetricsListen, "metrics-listen", "", "TCP address `HOST:PORT` with the server's figures for Prometheus at /metrics, which asks for no key (default none)")
+	fl.StringVar(&f.traces, "traces", "", "`URL` of a collector that gets spans of the server's calls, as OTLP over HTTP (default OTEL_EXPORTER_OTLP_ENDPOINT, else none)")
 	fl.StringVar(&f.cfg.UnixSocket, "socket", "", "Unix socket that asks for no key (default casemate.sock in the run directory)")
 	fl.StringVar(&f.cfg.TLSCert, "tls-cert", "", "certificate `FILE` for the TCP addresses (default the server makes its own; see casemate ca)")
 	fl.StringVar(&f.cfg.TLSKey, "tls-key", "", "key `FILE` of the certificate")
@@ -115,6 +119,15 @@ func (f *serveFlags) config(a *app) (server.Config, error) {
 	case proxyNamesHere:
 	default:
 		return cfg, usageError("--proxy-names %s is neither gateway nor proxy", f.proxyNames)
+	}
+	var err error
+	if cfg.Trace, err = trace.FromEnv(a.getenv, f.traces); err != nil {
+		return cfg, err
+	}
+	if l := cfg.MetricsListen; l != "" {
+		if _, _, err := net.SplitHostPort(l); err != nil {
+			return cfg, usageError("--metrics-listen %s is no HOST:PORT", l)
+		}
 	}
 	for _, l := range cfg.Listen {
 		if _, _, err := net.SplitHostPort(l); err != nil {

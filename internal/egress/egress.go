@@ -213,6 +213,15 @@ const (
 	EventDropped EventType = "dropped" // events of the sandbox are missing; Count says how many, where that is known
 )
 
+// Known reports whether t is one of the event types.
+func (t EventType) Known() bool {
+	switch t {
+	case EventOpened, EventClosed, EventRefused, EventCut, EventSecret, EventRequest, EventMisplaced, EventMasked, EventModel, EventDropped:
+		return true
+	}
+	return false
+}
+
 // Event is one thing that the gateway saw. Its facts never hold a value of a secret, a query or a body; see Bodies.
 //
 //casemate:facts server network.opened network.closed network.refused network.cut network.request secret.used secret.misplaced secret.masked model.used = -sandbox,time,type,bodies

@@ -67,6 +67,8 @@ type Log struct {
 	heads   map[string]*head
 	backlog []late // gaps and posted events that the disk refused, by age
 	dropped int    // posted events that the backlog had no room for
+	// recorded and gaps count events since the log was opened.
+	recorded, gaps uint64
 	// posted are events that lie in the spool's next frame: they survive with the next spooled one.
 	posted []*entry
 	closed bool
@@ -141,6 +143,10 @@ func (l *Log) enqueue(e Event, instead func(Event) Event, waited bool, with []st
 	}
 	h.seq++
 	h.queued++
+	l.recorded++
+	if e.Type == Gap {
+		l.gaps++
+	}
 	e.Seq = h.seq
 	stand := func() Event {
 		other := instead(e)
@@ -265,12 +271,15 @@ func (l *Log) settled(place *placed, stand func() Event, err, insteadErr error) 
 		if place.event != nil {
 			stand = func() Event { return *place.event }
 		}
-		l.backlog = append(l.backlog, late{stand(), place.entry})
+		other := stand()
+		l.countGapLocked(other, place.entry)
+		l.backlog = append(l.backlog, late{other, place.entry})
 		l.posted = slices.DeleteFunc(l.posted, func(e *entry) bool { return e == place.entry }) // it is in no frame
 		return
 	}
 	if err != nil && place.event == nil { // else it is spooled, and in the tree
 		other := stand()
+		l.countGapLocked(other, place.entry)
 		place.entry.row = row(other, encode(other.Facts))
 	}
 	l.readyLocked(place.entry)
@@ -279,6 +288,13 @@ func (l *Log) settled(place *placed, stand func() Event, err, insteadErr error) 
 		h.slow--
 	}
 	h.wake()
+}
+
+// countGapLocked counts an event that stands for that of the entry; a gap that stands for itself is counted already.
+func (l *Log) countGapLocked(other Event, e *entry) {
+	if other.Type == Gap && e.row.Type != string(Gap) {
+		l.gaps++
+	}
 }
 
 // readyLocked takes note that an event survives the death of this process, and puts it into the tree once

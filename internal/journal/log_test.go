@@ -114,6 +114,9 @@ func TestRecordCommitsItsWritesTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := checkDense(t, l, "s", 4)
+	if st := l.Stats(); st.Events != 4 || st.Gaps != 1 || st.Pending != 0 {
+		t.Errorf("counts %+v", st)
+	}
 	for i, want := range []Type{SandboxCreated, Gap, ProcessStarted, SandboxEnded} {
 		if all[i].Type != want {
 			t.Errorf("event %d is %s, want %s", i+1, all[i].Type, want)
@@ -159,6 +162,9 @@ func TestEventsWaitForADiskThatRefusesThem(t *testing.T) {
 			t.Fatal("a refused event was acknowledged")
 		}
 	}
+	if st := l.Stats(); st.Events != 5 || st.Gaps != 2 || st.Backlog < 2 || st.Pending < 2 {
+		t.Errorf("counts while the disk refuses: %+v", st)
+	}
 	if _, err := raw.Exec("DROP TRIGGER full"); err != nil {
 		t.Fatal(err)
 	}
@@ -166,6 +172,9 @@ func TestEventsWaitForADiskThatRefusesThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := checkDense(t, l, "s", 6)
+	if st := l.Stats(); st.Events != 6 || st.Gaps != 2 || st.Backlog != 0 || st.Pending != 0 {
+		t.Errorf("counts %+v", st)
+	}
 	for i, want := range []Type{SandboxCreated, ProcessStarted, ProcessEnded, Gap, Gap, SandboxEnded} {
 		if all[i].Type != want {
 			t.Errorf("event %d is %s, want %s", i+1, all[i].Type, want)

@@ -60,11 +60,8 @@ func (copies) keep(ctx context.Context, files, dst string, fixed func()) (int64,
 
 // FreeBytes returns how many bytes are free on the file system of dir.
 func FreeBytes(dir string) (int64, error) {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
-		return 0, os.NewSyscallError("statfs", err)
-	}
-	return int64(st.Bavail) * st.Bsize, nil
+	_, free, err := space(dir)
+	return free, err
 }
 
 // halfSuffix marks a layer that is being copied.

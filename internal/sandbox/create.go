@@ -11,6 +11,7 @@ import (
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/trace"
 )
 
 // CreateOptions go with a create.
@@ -192,7 +193,7 @@ func (m *Manager) enlist(b *box) error {
 // start builds the instance: plan, start, claim. What it built is on undo.
 func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, undo *cleanup.Stack) error {
 	s, times := b.sb.Spec, make(map[string]time.Duration, 5) // nobody else changes Spec while it starts
-	step := m.stopwatch(times)
+	step := m.stopwatch(ctx, times)
 	undo.Add(func() {
 		if err := m.cfg.Roots.Release(context.WithoutCancel(ctx), b.id); err != nil {
 			m.log.Warn("cannot remove the files of a sandbox that did not start", "sandbox", b.id, "error", err)
@@ -251,11 +252,12 @@ func (m *Manager) start(ctx context.Context, b *box, created journal.Pending, un
 	return nil
 }
 
-func (m *Manager) stopwatch(times map[string]time.Duration) func(step string) {
+func (m *Manager) stopwatch(ctx context.Context, times map[string]time.Duration) func(step string) {
 	last := m.clock.Now()
 	return func(step string) {
 		now := m.clock.Now()
 		times[step] = now.Sub(last)
+		trace.Step(ctx, "sandbox."+step, last, now)
 		last = now
 	}
 }
@@ -309,6 +311,9 @@ func (m *Manager) started(b *box, p Principal, began time.Time) (journal.Pending
 		s.ExpiresAt = s.StartedAt.Add(s.Spec.Lifetime)
 	}
 	s.Timings["total"] = now.Sub(began)
+	if took := m.counted.Starts[s.Spec.Isolation]; took != nil {
+		took.Observe(now.Sub(began))
+	}
 	s.Spec.Env = nil
 	up := event(journal.SandboxStarted, "", s.Applied)
 	up.Sandbox = b.id

@@ -197,6 +197,7 @@ func (m *Manager) degraded(pr *proc, kills int64) {
 }
 
 func (m *Manager) recordEnd(e journal.Event, p Process) {
+	m.counted.ProcessesEnded.Add(p.End, 1)
 	var with []store.Write
 	row, err := processRow(p)
 	if err == nil {

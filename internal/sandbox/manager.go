@@ -33,6 +33,8 @@ type Manager struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
+	counted *instruments
+
 	templates templateCache
 	// templateNetworks are the defaults of templates.
 	templateNetworks *settingMap[Network]
@@ -71,7 +73,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Defaults = cfg.Defaults.filled()
 	m := &Manager{
 		cfg: cfg, db: cfg.DB, journal: cfg.Journal, clock: cfg.Clock, log: cfg.Log,
-		live: make(map[string]*box), owned: make(map[string]int),
+		live: make(map[string]*box), owned: make(map[string]int), counted: newInstruments(cfg),
 		templateNetworks: templateNetworks(), shared: sharedTemplates(),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())

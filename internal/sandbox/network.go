@@ -299,6 +299,7 @@ func (m *Manager) RecordNetwork(list []egress.Event) error {
 		if e.Type == egress.EventDropped {
 			t = journal.Gap
 		}
+		m.counted.countNetwork(t, e)
 		je, err := withBodies(event(t, "", networkFacts(e)), e.Bodies)
 		if err != nil {
 			m.log.Error("the gateway tells of content that can't be; it is left out", "sandbox", e.Sandbox, "error", err)

@@ -103,6 +103,9 @@ func (m *Manager) becomeLocked(b *box, to State, e journal.Event, with ...store.
 		return journal.Pending{Event: e, Done: func() error { return err }}
 	}
 	b.sb.State = to
+	if to == Stopped {
+		m.counted.Ended.Add(b.sb.EndReason, 1)
+	}
 	if to != Running {
 		b.down()
 	} else {

@@ -11,6 +11,7 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/linux/mount"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/trace"
 )
 
 // The places that a packaged server uses, and the defaults of Config.
@@ -40,6 +41,11 @@ type Config struct {
 	Listen []string
 	// UnixSocket is the path of the socket that needs no key; "": casemate.sock in RunDir.
 	UnixSocket string
+	// MetricsListen is a TCP address that serves the server's figures to whoever reaches it; "": only admin keys and the
+	// Unix socket get them.
+	MetricsListen string
+	// Trace says where spans of the server's calls go; zero: nowhere.
+	Trace trace.Config
 	// TLSCert and TLSKey are files in PEM; both or none. With them TCP addresses speak TLS only; without,
 	// the server's own authority makes certificates, and they speak plain HTTP too.
 	TLSCert, TLSKey string

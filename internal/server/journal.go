@@ -27,6 +27,7 @@ func (s *Server) openJournal(ctx context.Context) (*journal.Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
+	s.events = events
 	s.undo.Add(func() { s.failed("close journal", events.Close()) })
 	anchors, err := anchor.Start(anchor.Config{
 		Places: s.cfg.Anchors, Every: s.cfg.AnchorEvery, Checkpoint: events.Checkpoint, Log: s.log,

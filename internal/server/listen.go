@@ -26,8 +26,8 @@ type listener struct {
 	direct *direct
 	// plain and secure say what is spoken there.
 	plain, secure bool
-	// debug says that it serves E2B's debug mode alone.
-	debug bool
+	// debug says that it serves E2B's debug mode alone, metrics the server's figures.
+	debug, metrics bool
 }
 
 // The limits of a connection. A request's header must come soon and be small; its body and its
@@ -49,7 +49,7 @@ func (s *Server) listen(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return s.listenMetrics(ctx)
 }
 
 func (s *Server) add(l net.Listener, plain, secure bool) {
@@ -86,13 +86,9 @@ func (s *Server) listenUnix(ctx context.Context) error {
 }
 
 func (s *Server) listenTCP(ctx context.Context, addr string) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	l, err := listenAt(ctx, addr, "--listen")
 	if err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return errs.Wrap(err, errs.FailedPrecondition, "cannot listen on %s: the address is in use", addr).
-				WithHint("choose another with --listen, or stop what uses it")
-		}
-		return fmt.Errorf("listen on %s: %w", addr, err)
+		return err
 	}
 	onlyTLS := s.cfg.TLSCert != "" || s.cfg.TLSOnly
 	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !onlyTLS {
@@ -101,6 +97,19 @@ func (s *Server) listenTCP(ctx context.Context, addr string) error {
 	}
 	s.add(l, !onlyTLS, true)
 	return nil
+}
+
+// listenAt listens on a TCP address, which flag names.
+func listenAt(ctx context.Context, addr, flag string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, errs.Wrap(err, errs.FailedPrecondition, "cannot listen on %s: the address is in use", addr).
+			WithHint("choose another with %s, or stop what uses it", flag)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	return l, nil
 }
 
 func (s *Server) newHTTP(plain, secure bool) *http.Server {

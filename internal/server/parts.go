@@ -33,6 +33,7 @@ func (s *Server) openBelow(ctx context.Context, guest []byte) (roots sandbox.Roo
 			return nil, nil, err
 		}
 	}
+	s.roots = roots
 	return roots, build, s.checkIsolation(ctx)
 }
 

@@ -25,6 +25,7 @@ import (
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/keeper"
+	"casemate.dev/internal/journal"
 	"casemate.dev/internal/mcp"
 	"casemate.dev/internal/oci"
 	"casemate.dev/internal/policy"
@@ -34,6 +35,7 @@ import (
 	"casemate.dev/internal/store"
 	"casemate.dev/internal/template"
 	"casemate.dev/internal/tlscert"
+	"casemate.dev/internal/trace"
 	"casemate.dev/internal/usage"
 )
 
@@ -45,9 +47,13 @@ type Server struct {
 	cfg       Config
 	log       *slog.Logger
 	id        string
+	began     time.Time
 	recovered sandbox.RecoverReport
 
 	db        *store.DB
+	events    *journal.Log
+	tracer    *trace.Tracer // nil: there is none
+	roots     sandbox.Roots
 	vault     *secret.Vault
 	trust     trust
 	backends  map[string]isolation.Backend
@@ -79,7 +85,7 @@ type Server struct {
 // earlier server left behind is adopted or removed.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	cfg.fill()
-	s := &Server{cfg: cfg, log: cfg.Log, undo: cleanup.New(), e2bOpen: make(chan struct{})}
+	s := &Server{cfg: cfg, log: cfg.Log, began: time.Now(), undo: cleanup.New(), e2bOpen: make(chan struct{})}
 	fail := s.undo
 	defer func() {
 		if err != nil {
@@ -171,7 +177,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	// 11. The interfaces.
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Proofs: events, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(),
+		Proofs: events, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(), Metrics: s.writeMetrics, Tracer: s.openTracer(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)
@@ -197,7 +203,7 @@ func (s *Server) Domain() string { return s.domain }
 func (s *Server) Addrs() []net.Addr {
 	var out []net.Addr
 	for _, l := range s.listeners {
-		if l.Addr().Network() == "tcp" && !l.debug {
+		if l.Addr().Network() == "tcp" && !l.debug && !l.metrics {
 			out = append(out, l.Addr())
 		}
 	}

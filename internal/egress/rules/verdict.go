@@ -70,6 +70,16 @@ const (
 	NotInspectable Code = "not_inspectable" // the rule looks into HTTP, and this can't be looked into
 )
 
+// Known reports whether c is one of the codes.
+func (c Code) Known() bool {
+	switch c {
+	case Allowed, NoRule, Denied, SpecialAddress, NameMismatch, NoServerName, NotWeb, BadName, UnknownAddress, Unresolved,
+		Unreachable, Limit, NotInspectable:
+		return true
+	}
+	return false
+}
+
 // Verdict is the answer to a Query.
 type Verdict struct {
 	// Allow says that nothing known so far forbids it, and that something may allow it.

@@ -35,6 +35,14 @@ func New(cfg Config) *Backend {
 	return &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}}
 }
 
+// Spares returns how many cells wait for a runsc, and how many are wanted.
+func (b *Backend) Spares() (ready, wanted int) {
+	if cells, ok := b.cells.(interface{ Spares() (ready, wanted int) }); ok {
+		return cells.Spares()
+	}
+	return 0, 0
+}
+
 // Name returns "gvisor".
 func (b *Backend) Name() string { return Name }
 

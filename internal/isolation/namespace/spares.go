@@ -38,6 +38,13 @@ func (s *spares) take() *guest {
 	return g
 }
 
+// Spares returns how many guests wait for their launch, and how many are wanted.
+func (b *Backend) Spares() (ready, wanted int) {
+	b.spares.mu.Lock()
+	defer b.spares.mu.Unlock()
+	return len(b.spares.ready), max(b.cfg.Spares, 0)
+}
+
 // refillDelay keeps the making of spares out of the way of the start that used one up, and of what its
 // caller does next.
 const refillDelay = 10 * time.Millisecond

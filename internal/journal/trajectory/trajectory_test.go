@@ -14,6 +14,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal/bundle"
+	"casemate.dev/internal/otlp"
 )
 
 // record is a bundle of events, given as the leaf holds them but for sandbox, seq and time; "body NAME CONTENT" is content
@@ -120,7 +121,7 @@ type collector struct {
 	mu    sync.Mutex
 	first []int // statuses, before 200
 	asked int
-	spans map[string]otlpSpan
+	spans map[string]otlp.Span
 	auth  string
 }
 
@@ -134,7 +135,7 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		return
 	}
-	var m otlpTraces
+	var m otlp.Traces
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
 	if err := d.Decode(&m); err != nil || r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/json" {
@@ -158,7 +159,7 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestSpansReachACollector(t *testing.T) {
-	c := &collector{first: []int{503, 429}, spans: make(map[string]otlpSpan)}
+	c := &collector{first: []int{503, 429}, spans: make(map[string]otlp.Span)}
 	s := httptest.NewServer(c)
 	defer s.Close()
 	for _, content := range []bool{false, true} {
@@ -166,14 +167,14 @@ func TestSpansReachACollector(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		to := Collector{URL: s.URL, Header: http.Header{"Authorization": {"Bearer t"}}, Pause: time.Millisecond}
+		to := otlp.Collector{URL: s.URL, Header: http.Header{"Authorization": {"Bearer t"}}, Pause: time.Millisecond}
 		if n, err := to.Send(t.Context(), requests); n != 0 || err != nil {
 			t.Fatalf("%d refused, %v", n, err)
 		}
 		if len(c.spans) != 6 || c.auth != "Bearer t" { // the second time the same
 			t.Fatalf("%d spans", len(c.spans))
 		}
-		byCall := map[string]otlpSpan{}
+		byCall := map[string]otlp.Span{}
 		for _, s := range c.spans {
 			attributes := map[string]string{}
 			for _, a := range s.Attributes {
@@ -190,7 +191,7 @@ func TestSpansReachACollector(t *testing.T) {
 			}
 		}
 		for call, want := range map[string]string{"p1": "exit_2", "p2": "failed", "p3": "oom_killed", "r1": "", "": ""} {
-			if got := byCall[call].Status.Message; got != want || (byCall[call].Status.Code == statusError) != (want != "") {
+			if got := byCall[call].Status.Message; got != want || (byCall[call].Status.Code == otlp.StatusError) != (want != "") {
 				t.Errorf("%s: %+v, want %q", call, byCall[call].Status, want)
 			}
 		}
@@ -213,13 +214,13 @@ func TestCollectorsThatTakeNothing(t *testing.T) {
 		{nil, "localhost:4318", errs.InvalidArgument, 0},
 		{nil, "ftp://a", errs.InvalidArgument, 0},
 	} {
-		c := &collector{first: tc.first, spans: make(map[string]otlpSpan)}
+		c := &collector{first: tc.first, spans: make(map[string]otlp.Span)}
 		s := httptest.NewServer(c)
 		url := tc.url
 		if url == "" {
 			url = s.URL + "/v1/traces"
 		}
-		_, err := Collector{URL: url, Pause: time.Millisecond}.Send(t.Context(), [][]byte{[]byte(`{}`)})
+		_, err := otlp.Collector{URL: url, Pause: time.Millisecond}.Send(t.Context(), [][]byte{[]byte(`{}`)})
 		s.Close()
 		if !errs.Is(err, tc.kind) || c.asked != tc.asked {
 			t.Errorf("%v %s: %v, asked %d times", tc.first, tc.url, err, c.asked)

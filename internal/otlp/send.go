@@ -1,9 +1,10 @@
-package trajectory
+package otlp
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -34,7 +35,7 @@ const (
 	maxPause  = 30 * time.Second
 )
 
-// Send sends requests of Spans in order and returns how many spans the collector refused. Unavailable: it could not be
+// Send sends requests in order, each of Encode, and returns how many spans the collector refused. Unavailable: it could not be
 // reached, or had no room for too long.
 func (c Collector) Send(ctx context.Context, requests [][]byte) (refused int64, err error) {
 	to, err := c.traces()
@@ -107,7 +108,10 @@ func (c Collector) once(ctx context.Context, to string, body []byte) (refused in
 		if ctx.Err() != nil {
 			return 0, -1, ctx.Err()
 		}
-		return 0, 0, errs.Wrap(err, errs.Unavailable, "the collector can't be reached at %s", to)
+		if whole := (*url.Error)(nil); errors.As(err, &whole) {
+			err = whole.Err // the rest is the URL, credentials and all
+		}
+		return 0, 0, errs.Wrap(err, errs.Unavailable, "the collector can't be reached at %s", shown(to))
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -123,7 +127,16 @@ func (c Collector) once(ctx context.Context, to string, body []byte) (refused in
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return 0, -1, errs.New(errs.PermissionDenied, "the collector refuses: %s", resp.Status).WithHint("give its credentials with --header")
 	}
-	return 0, -1, errs.New(errs.FailedPrecondition, "the collector answers %s", resp.Status).WithHint("is %s an OTLP endpoint that takes JSON over HTTP?", to)
+	return 0, -1, errs.New(errs.FailedPrecondition, "the collector answers %s", resp.Status).WithHint("is %s an OTLP endpoint that takes JSON over HTTP?", shown(to))
+}
+
+// shown is a URL as messages have it: without what may be secret.
+func shown(to string) string {
+	u, err := url.Parse(to)
+	if err != nil {
+		return "its address"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
 // partial is how many spans an answer says were refused.
