@@ -31,16 +31,8 @@ func (m *Meter) List(ctx context.Context, req *UsageRequest) ([]*MeteredUsage, s
 // All returns what req asks for, over all pages.
 func (m *Meter) All(ctx context.Context, req *UsageRequest) ([]*MeteredUsage, error) {
 	q := &UsageRequest{Sandbox: req.GetSandbox(), By: req.GetBy(), Since: req.GetSince(), Until: req.GetUntil(), PageSize: req.GetPageSize()}
-	var all []*MeteredUsage
-	for {
-		page, next, err := m.List(ctx, q)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, page...)
-		if next == "" {
-			return all, nil
-		}
-		q.PageToken = next
-	}
+	return allPages(func(token string) ([]*MeteredUsage, string, error) {
+		q.PageToken = token
+		return m.List(ctx, q)
+	})
 }

@@ -66,9 +66,17 @@ func (s *Sandboxes) List(ctx context.Context, req *ListRequest) (page []*Sandbox
 // All returns every sandbox that req names, over all pages.
 func (s *Sandboxes) All(ctx context.Context, req *ListRequest) ([]*Sandbox, error) {
 	q := &ListRequest{Labels: req.GetLabels(), Label: req.GetLabel(), States: req.GetStates(), PageSize: req.GetPageSize()}
-	var all []*Sandbox
-	for {
-		page, next, err := s.List(ctx, q)
+	return allPages(func(token string) ([]*Sandbox, string, error) {
+		q.PageToken = token
+		return s.List(ctx, q)
+	})
+}
+
+// allPages returns what list gives, from the first page on (no token) to the last one, after which there is no token.
+func allPages[T any](list func(token string) ([]T, string, error)) ([]T, error) {
+	var all []T
+	for token := ""; ; {
+		page, next, err := list(token)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +84,7 @@ func (s *Sandboxes) All(ctx context.Context, req *ListRequest) ([]*Sandbox, erro
 		if next == "" {
 			return all, nil
 		}
-		q.PageToken = next
+		token = next
 	}
 }
 

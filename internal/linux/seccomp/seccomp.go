@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 )
@@ -108,6 +109,17 @@ func InstallProcess(program []byte) error {
 		return fmt.Errorf("thread %d has a filter of its own", thread)
 	}
 	return nil
+}
+
+// ConfineProcess takes every thread of the process the right to gain any (NoNewPrivs), and installs the program for them all.
+func ConfineProcess(program []byte) error {
+	// no_new_privs is the calling thread's, and it is by that thread's that the kernel lets the filter in.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := NoNewPrivs(); err != nil {
+		return err
+	}
+	return InstallProcess(program)
 }
 
 // NoNewPrivs keeps the calling thread, and all that it forks, from gaining rights by what it executes

@@ -104,12 +104,7 @@ func confine(o order) error {
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := seccomp.NoNewPrivs(); err != nil {
-		return err
-	}
-	return seccomp.InstallProcess(program)
+	return seccomp.ConfineProcess(program)
 }
 
 // closeOthers closes what is open beyond what the worker was given, but for what Go's runtime waits with.

@@ -54,13 +54,7 @@ func confine() error {
 	if err != nil {
 		return err
 	}
-	// no_new_privs is the calling thread's, and it is by that thread's that the kernel lets the filter in.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := seccomp.NoNewPrivs(); err != nil {
-		return err
-	}
-	return seccomp.InstallProcess(program)
+	return seccomp.ConfineProcess(program)
 }
 
 // calls is the keeper's own table.
