@@ -138,26 +138,23 @@ func (m *Manager) checkpoint(ctx context.Context, b *box, now Sandbox) (*cleanup
 	if err != nil {
 		return nil, since, 0, err
 	}
-	undo := cleanup.New(func() { m.dropImage(b) })
-	defer undo.Run()
 	stood, err := b.inst.Checkpoint(ctx, dir)
 	if err != nil {
+		m.dropImage(b)
 		return nil, since, 0, cause(ctx, err)
 	}
 	since = m.clock.Now().Add(-stood)
+	undo := cleanup.New()
 	if now.State == Running {
 		undo.Add(func() { m.thaw(b) })
 	}
+	undo.Add(func() { m.dropImage(b) }) // first, since what runs writes to the disk that it takes room of
 	bytes := sizeOf(dir)
 	if err := m.cfg.Roots.KeepMemory(b.id); err != nil {
+		undo.Run()
 		return nil, since, 0, err
 	}
-	out := cleanup.New(func() { m.dropImage(b) })
-	if now.State == Running {
-		out.Add(func() { m.thaw(b) })
-	}
-	undo.Release()
-	return out, since, bytes, nil
+	return undo, since, bytes, nil
 }
 
 // sizeOf is how many bytes the files in a directory of the server's own have.

@@ -1,8 +1,10 @@
 package testenv
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -141,11 +143,22 @@ func TestKilledTestsLeaveNothing(t *testing.T) {
 			return err == nil && string(name) == "sleep\n"
 		})
 		fmt.Println("tag", tag())
-		select {}
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		panic("as the time limit of a test program does")
 	}
-	for _, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT} {
-		cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+	for name, end := range map[string]func(*exec.Cmd, io.Closer) error{
+		"killed":      func(cmd *exec.Cmd, _ io.Closer) error { return cmd.Process.Kill() },
+		"terminated":  func(cmd *exec.Cmd, _ io.Closer) error { return cmd.Process.Signal(syscall.SIGTERM) },
+		"out of time": func(_ *exec.Cmd, in io.Closer) error { return in.Close() },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), busy)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run", "^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), "TESTENV_CHILD=1")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -158,7 +171,7 @@ func TestKilledTestsLeaveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if left := Leftovers(its); len(left) != 1 { // the group: what sleeps in it carries no tag
-			t.Errorf("before: %q", left)
+			t.Errorf("%s, before: %q", name, left)
 		}
 		dirs, err := filepath.Glob("/tmp/cm-" + its + "-*")
 		if err != nil || len(dirs) != 1 {
@@ -168,8 +181,12 @@ func TestKilledTestsLeaveNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Process.Signal(how)
-		_ = cmd.Wait()
+		if err := end(cmd, in); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := cmd.Wait(); err == nil || ctx.Err() != nil {
+			t.Errorf("%s: its end is %v", name, err)
+		}
 		Eventually(t, time.Minute, "all of it is gone", func() bool {
 			dirs, err := filepath.Glob("/tmp/cm-" + its + "-*")
 			args, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(sleeper)) + "/cmdline") // empty also where nobody waited for it

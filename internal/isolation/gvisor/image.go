@@ -55,7 +55,9 @@ func (i *Instance) Checkpoint(ctx context.Context, dir string) (stood time.Durat
 			WithHint("commit its files and start it anew")
 	}
 	a := i.Applied()
-	undo := cleanup.New(func() { err = errors.Join(err, clearDir(dir)) })
+	thaw := func() error { return nil }
+	// What runs writes to the disk that half of an image may have filled: it goes on when that has its room again.
+	undo := cleanup.New(func() { err = errors.Join(err, clearDir(dir), thaw()) })
 	defer undo.Run()
 	u, err := i.Usage(ctx)
 	if err != nil {
@@ -66,11 +68,11 @@ func (i *Instance) Checkpoint(ctx context.Context, dir string) (stood time.Durat
 		return 0, err
 	}
 	defer image.close()
-	since, thaw, err := i.quiet(ctx)
+	since, back, err := i.quiet(ctx)
 	if err != nil {
 		return 0, err
 	}
-	undo.Add(func() { err = errors.Join(err, thaw()) })
+	thaw = back
 	if err := i.save(ctx, image); err != nil {
 		return 0, err
 	}
