@@ -29,7 +29,7 @@ func journalRow(ctx context.Context, b *bench) (row Row, err error) {
 		return row, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	key, err := journal.LoadKey(filepath.Join(dir, "keys"), "casemate.dev/bench")
+	key, err := journal.LoadKey(dir, "casemate.dev/bench")
 	if err != nil {
 		return row, err
 	}
