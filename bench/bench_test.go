@@ -38,6 +38,15 @@ func TestQuantiles(t *testing.T) {
 	}
 }
 
+// TestJournalRow measures it, which needs no server, as quickly as can be.
+func TestJournalRow(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	r, err := journalRow(t.Context(), &bench{o: Options{Quick: true}})
+	if err != nil || r.N != 200 || r.P50 <= 0 || len(r.Budgets) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // TestFloor runs the floor's program and its stand-in: both must measure something of a sane size.
 func TestFloor(t *testing.T) {
 	f, err := newFloor(t.Context())
