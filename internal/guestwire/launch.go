@@ -75,6 +75,8 @@ type Runtime struct {
 	Guest   int `json:"guest"`
 	// Args are the program's, without its name.
 	Args []string `json:"args"`
+	// Reach, if not 0, is a descriptor that it has open as another name of its standard error.
+	Reach int `json:"reach,omitempty"`
 	// Files are written before it starts, by absolute path; directories on the way are made.
 	Files map[string][]byte `json:"files,omitempty"`
 	// Scope indexes the files of the control group that the program is born in, and Layout has their roles.
@@ -85,6 +87,8 @@ type Runtime struct {
 	// Image indexes the detached mount of a directory with a memory image, from which the program restores the sandbox:
 	// the guest inside is launched already, and the program ends when it has restored it. Nil: it starts one.
 	Image *int `json:"image,omitempty"`
+	// Device indexes the detached mount of a device that the program drives its kernel with. Nil: it needs none.
+	Device *int `json:"device,omitempty"`
 }
 
 // Where a runtime finds things in the cell's own file system, which no process of the sandbox sees.
@@ -92,7 +96,8 @@ const (
 	RuntimeRoot    = "/root"
 	RuntimeProgram = "/runtime"
 	RuntimeGuest   = "/guest"
-	RuntimeImage   = "/image" // where there is one
+	RuntimeImage   = "/image"  // where there is one
+	RuntimeDevice  = "/device" // the same
 	// RuntimeControlFD is the descriptor at which the program gets the guest's control socket, and at which
 	// it hands it on to the guest inside. The first message on it is MethodLaunch; after its answer, each
 	// byte brings one connection as a passed descriptor. It is standard input, which a runtime restores like the other

@@ -84,6 +84,9 @@ type Spec struct {
 type Runtime struct {
 	Program string   // on the host; must be root's alone to write
 	Args    []string // without the program's name
+	// Reach, if not 0, is a descriptor that it has open as another name of its standard error, so that the kernel has made
+	// room for as many before the program has threads.
+	Reach int
 	// Files are written into the cell's own file system, which nothing in the sandbox sees, by absolute path.
 	Files map[string][]byte
 	// Capabilities is its bounding set, in the cell's user namespace.
@@ -94,6 +97,9 @@ type Runtime struct {
 	// Inside are the limits of the processes inside, which the guest there holds. Spec.Limits are the cell's, and
 	// leave room for the runtime itself.
 	Inside Limits
+	// Device is the path of a device on the host that its kernel is driven with, which shows in the cell as
+	// guestwire.RuntimeDevice; "": it needs none.
+	Device string
 	// Image is a host directory with a memory image, which shows in the cell as guestwire.RuntimeImage: the program
 	// restores the sandbox from it and ends. "": it starts one.
 	Image string

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -121,6 +122,43 @@ func TestPauseToDiskWithoutRoom(t *testing.T) {
 	s.backend.SetFaults(fake.Faults{Runtime: ownKernel})
 	s.hibernates(id)
 	s.wakes(id)
+	s.counts(id, p)
+}
+
+// unkept makes images that can't be kept.
+type unkept struct {
+	Roots
+	err error
+}
+
+func (r unkept) KeepMemory(string) error { return r.err }
+
+// What runs on after a pause to disk that failed writes to the disk that the image has filled, so the image goes first.
+func TestPauseToDiskFreesTheDiskFirst(t *testing.T) {
+	w := newImageWorld(t)
+	k := &mortal{w: w}
+	full := errs.New(errs.ResourceExhausted, "the disk is full")
+	w.shape = func(c *Config) {
+		c.Roots = mortalRoots{unkept{c.Roots, full}, k}
+		c.Backends = map[string]isolation.Backend{"fake": mortalBackend{c.Backends["fake"], k}}
+	}
+	s := w.serve()
+	id, p := s.counting()
+	k.mu.Lock()
+	k.steps = nil
+	k.mu.Unlock()
+	_, err := s.PauseToDisk(t.Context(), admin, id)
+	wantKind(t, "pause", err, errs.ResourceExhausted)
+	k.mu.Lock()
+	steps := slices.Clone(k.steps)
+	k.mu.Unlock()
+	saved, dropped, thawed := slices.Index(steps, "after save"), slices.Index(steps, "after drop image"), slices.Index(steps, "before thaw")
+	if saved < 0 || dropped < saved || thawed < dropped {
+		t.Errorf("the image does not go between the save and the thaw: %q", steps)
+	}
+	if w.host.Frozen(id) || w.roots.Images() != 0 {
+		t.Errorf("frozen %v, with %d images", w.host.Frozen(id), w.roots.Images())
+	}
 	s.counts(id, p)
 }
 

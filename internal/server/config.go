@@ -88,6 +88,8 @@ type Config struct {
 	Defaults sandbox.Defaults
 	// Spares is how many guests are started ahead of time; 0: the backend's default; negative: none.
 	Spares int
+	// RunscPlatform is gvisor.Auto, Systrap or KVM; "" is Auto.
+	RunscPlatform string
 	// Runsc is the path of gVisor's program; "": runsc beside this program, or in the PATH.
 	Runsc string
 	// Nameservers (address:port) look up the names that sandboxes ask for; none: the host's own.

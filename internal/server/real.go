@@ -44,21 +44,33 @@ func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api
 	return roots, roots.Build, nil
 }
 
-// gvisorSpares is how many cells wait for a runsc. Making one takes a tenth of what starting runsc in it does.
+// gvisorSpares is how many cells wait for a runsc, unless fewer guests are to wait at all. Making one takes a tenth of what
+// starting runsc in it does.
 const gvisorSpares = 1
+
+// cellSpares returns how many cells wait where so many guests do, as Config.Spares has it.
+func cellSpares(spares int) int {
+	if spares == 0 {
+		return gvisorSpares // not the default of guests
+	}
+	return min(spares, gvisorSpares)
+}
 
 // openGvisor opens the backend with kernels of its own. Its cells have control groups, id claims and a run directory
 // apart from those of the sandboxes without, so that neither takes the other's for left over.
 func (s *Server) openGvisor(guest []byte) (*gvisor.Backend, error) {
+	if err := gvisor.CheckPlatform(s.cfg.RunscPlatform); err != nil {
+		return nil, err
+	}
 	cells, err := namespace.New(namespace.Config{
 		ServerID: s.id + "-" + gvisor.Name, RunDir: filepath.Join(s.cfg.RunDir, gvisor.Name), Guest: guest,
-		Spares: min(s.cfg.Spares, gvisorSpares), Cells: true, Log: s.log,
+		Spares: cellSpares(s.cfg.Spares), Cells: true, Log: s.log,
 		SpareLimits: gvisor.CellLimits(sandbox.DefaultLimits(s.cfg.Defaults.Limits)),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open backend %s: %w", gvisor.Name, err)
 	}
-	b := gvisor.New(gvisor.Config{Cells: cells, Program: s.runsc()})
+	b := gvisor.New(gvisor.Config{Cells: cells, Program: s.runsc(), Platform: s.cfg.RunscPlatform})
 	s.undo.Add(func() { s.failed("close backend "+gvisor.Name, b.Close()) })
 	return b, nil
 }

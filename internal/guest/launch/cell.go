@@ -140,6 +140,11 @@ func (s *setup) buildCell() error {
 			return err
 		}
 	}
+	if r.Device != nil {
+		if err := s.placeAt(stage, guestwire.RuntimeDevice, *r.Device, true); err != nil {
+			return err
+		}
+	}
 	for name, content := range r.Files {
 		if err := os.MkdirAll(path.Dir(name), 0o700); err != nil {
 			return err
@@ -211,7 +216,7 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	r := s.launch.Runtime
 	pid, err := spawner.Start(spawn.Attr{
 		Paths: []string{guestwire.RuntimeProgram}, Argv: append([]string{"runtime"}, r.Args...),
-		Env: []string{"PATH=/usr/bin:/bin"}, Files: []uintptr{theirs.Fd(), 2, 2}, Setsid: true, Ctty: -1, Scope: scope,
+		Env: []string{"PATH=/usr/bin:/bin"}, Files: []uintptr{theirs.Fd(), 2, 2}, Reach: r.Reach, Setsid: true, Ctty: -1, Scope: scope,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the runtime: %w", err)

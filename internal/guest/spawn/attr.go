@@ -19,6 +19,11 @@ type Attr struct {
 	// Files become descriptors 0, 1, 2… of the child. Nothing else stays open. They must stay open here
 	// until Start has returned.
 	Files []uintptr
+	// Reach, if not 0, is a descriptor above those of Files that the child has open, too, as another name of its
+	// standard error: its table of descriptors is large enough for that number then, and so is that of each process that it
+	// forks while the descriptor is open. To enlarge the table of a process that has threads, the kernel waits until every
+	// processor has switched tasks (expand_fdtable in fs/file.c), which takes milliseconds.
+	Reach int
 	// UID, GID and Groups are inside-ids. UID 0 is refused where the walls do not allow root.
 	UID    uint32
 	GID    uint32
@@ -102,6 +107,7 @@ var (
 	errEmpty = errors.New("no program or no argument zero")
 	errPath  = errors.New("the program's path is not absolute")
 	errCtty  = errors.New("a controlling terminal needs a session and a descriptor")
+	errReach = errors.New("a descriptor to reach lies above all others, standard error among them")
 	errScope = errors.New("the walls give each process a group of its own, and this start names none")
 )
 
@@ -130,8 +136,14 @@ func (a Attr) check(rootAllowed bool) error {
 	if a.Ctty >= 0 && (!a.Setsid || a.Ctty >= len(a.Files)) {
 		return errCtty
 	}
+	if a.Reach != 0 && (len(a.Files) <= stderrFD || a.Reach < len(a.Files)) {
+		return errReach
+	}
 	return nil
 }
+
+// stderrFD is the descriptor of standard error.
+const stderrFD = 2
 
 // plan puts a into the kernel's terms. exe, if not negative, is the descriptor of the program.
 func (s *Spawner) plan(a Attr, exe int) (*plan, error) {
@@ -142,7 +154,7 @@ func (s *Spawner) plan(a Attr, exe int) (*plan, error) {
 		return nil, errEmpty
 	}
 	p := &plan{
-		session: a.Setsid, ctty: a.Ctty, keep: len(a.Files), limits: s.limits, filter: s.walls.SeccompExec, mark: uintptr(s.walls.ExecMark),
+		session: a.Setsid, ctty: a.Ctty, reach: a.Reach, keep: len(a.Files), limits: s.limits, filter: s.walls.SeccompExec, mark: uintptr(s.walls.ExecMark),
 		groups: a.Groups, uid: a.UID, gid: a.GID, exe: exe >= 0, ownGroup: s.walls.OwnGroup,
 		files: append(make([]uintptr, 0, len(a.Files)+1), a.Files...),
 	}

@@ -54,6 +54,7 @@ type plan struct {
 	files   []uintptr // descriptors to place at 0, 1, 2…
 	keep    int       // how many of files outlive the exec; what lies above is closed by it
 	spare   uintptr   // first descriptor above all in files
+	reach   int       // another name of standard error, above all in files; 0: none
 	limits  []limit
 	filter  []byte
 	mark    uintptr // last argument of the exec
@@ -199,6 +200,10 @@ func (p *plan) place() {
 		}
 	}
 	p.call(stepFiles, unix.SYS_CLOSE_RANGE, uintptr(len(p.files)), uintptr(^uint32(0)), 0)
+	if p.reach > 0 {
+		// The child has the table for itself, so that nothing is waited for.
+		p.call(stepFiles, unix.SYS_DUP3, stderrFD, uintptr(p.reach), 0)
+	}
 }
 
 // become gives up the guest's privileges.

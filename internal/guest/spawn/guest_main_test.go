@@ -100,7 +100,7 @@ func (st *stage) attr(x run, w *os.File) spawn.Attr {
 	a := spawn.Attr{
 		Paths: x.Paths, Argv: x.Argv, Dir: x.Dir, UID: x.UID, GID: x.GID, Groups: x.Groups,
 		Env: []string{"PATH=/usr/bin:/bin", "GOMAXPROCS=1"}, Setsid: true, Ctty: -1, Scope: st.scope,
-		Files: []uintptr{w.Fd(), w.Fd(), w.Fd()},
+		Files: []uintptr{w.Fd(), w.Fd(), w.Fd()}, Reach: x.Reach,
 	}
 	if x.Probe != "" {
 		a.Argv, a.Paths = []string{"probe", "play-probe", x.Probe}, []string{"/tmp/probe"}

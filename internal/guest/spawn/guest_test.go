@@ -46,6 +46,7 @@ type run struct {
 	UID    uint32
 	GID    uint32
 	Groups []uint32
+	Reach  int
 	TTY    bool // a terminal as its standard input and its controlling terminal
 	Worker bool
 }

@@ -167,6 +167,34 @@ func TestNothingInherited(t *testing.T) {
 	}
 }
 
+// TestReach shows that a process which reaches a descriptor has a table of that size from the start, with threads to come, and that
+// a child of it has, too, after a program that closed the descriptor as it was executed. Without, both begin with 64.
+func TestReach(t *testing.T) {
+	const sizes = `import os, sys
+def size():
+    return next(l for l in open("/proc/self/status") if l.startswith("FDSize")).split()[1]
+print(size(), len(os.listdir("/proc/self/fd")) - 1, end=" ")
+sys.stdout.flush()
+if len(sys.argv) > 1:
+    os.set_inheritable(int(sys.argv[1]), False)
+os.execv("/usr/bin/python3", ["python3", "-c", "import os; print(next(l for l in open('/proc/self/status') if l.startswith('FDSize')).split()[1], len(os.listdir('/proc/self/fd')) - 1)"]) if os.fork() == 0 else os.wait()`
+	python := []string{"/usr/bin/python3"}
+	r := inGuest(t, script{Walls: profile(t, isolation.Standard, walls.Options{}, false), Runs: []run{
+		{Name: "reaching", Paths: python, Argv: []string{"python3", "-c", sizes, "255"}, UID: 1000, GID: 1000, Reach: 255},
+		{Name: "not reaching", Paths: python, Argv: []string{"python3", "-c", sizes}, UID: 1000, GID: 1000},
+		{Name: "below others", Paths: python, Argv: []string{"python3"}, UID: 1000, GID: 1000, Reach: 2},
+	}})
+	if got := r.Output["reaching"]; got != "256 4 256 3" {
+		t.Errorf("sizes and open descriptors of a process that reaches 255, and of its child: %q", got)
+	}
+	if got := r.Output["not reaching"]; got != "64 3 64 3" {
+		t.Errorf("sizes and open descriptors of a process that does not, and of its child: %q", got)
+	}
+	if got := r.Status["below others"]; !strings.HasPrefix(got, "check: ") {
+		t.Errorf("to reach one of its own files is %q", got)
+	}
+}
+
 // TestStarts covers what a start answers, good and bad.
 func TestStarts(t *testing.T) {
 	sh := []string{"/bin/sh"}

@@ -179,7 +179,7 @@ func checkLeaving(b *box, out bool, who string) {
 
 // trace tries to get at the memory of every thread of a process: by its file, as a tracer, and by what it has open.
 const trace = `
-import ctypes, os, sys
+import ctypes, os, signal
 libc = ctypes.CDLL(None, use_errno=True)
 def trace(pid):
     for tid in os.listdir("/proc/%d/task" % pid):
@@ -197,22 +197,35 @@ try:
     open("/proc/sys/kernel/yama/ptrace_scope", "w").write("0")
 except OSError:
     pass
-child = os.fork()
-if child == 0:
-    os.execv("/bin/sleep", ["sleep", "4711"])
+def child(dumpable):
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        if libc.prctl(4, int(dumpable), 0, 0, 0): # PR_SET_DUMPABLE
+            os._exit(1)
+        os.write(told, b"x")
+        while True:
+            signal.pause()
+    os.read(ready, 1)
+    return pid
+traceable, closed = child(True), child(False)
 print("guest"); trace(1)
-print("child"); trace(child)
+print("traceable"); trace(traceable)
+print("closed"); trace(closed)
+print("workers")
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         if b"casemate-guest\0files" in open("/proc/%s/cmdline" % pid, "rb").read():
             print("worker", open("/proc/%s/cgroup" % pid).read().strip())
     except OSError:
         pass
-os.kill(child, 9)`
+for pid in traceable, closed:
+    os.kill(pid, 9)`
 
 // ATTACK: root of profile standard, which holds as much as the guest's thread that starts its processes, traces the guest.
 // VERIFIES: it reaches no thread of it, and the guest's helper for files, which it may trace, sits in a group of its own as
-// any of its processes does. TWIN: a process of its own is traced by the same calls.
+// any of its processes does. TWIN: a process of its own is traced by the same calls, all of them, until it says that nobody
+// may, as the guest has.
 func TestTracingTheGuest(t *testing.T) {
 	h := newHost(t)
 	spec := conformance.Spec(t, isolation.Standard)
@@ -228,12 +241,26 @@ func TestTracingTheGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := b.run("python3", "-c", trace)
-	guest, rest, ok := strings.Cut(strings.TrimPrefix(said, "guest"), "child")
-	if strings.TrimSpace(guest) != "" {
-		t.Errorf("of the guest's threads: %s", guest)
+	rest := "\n" + said
+	var of [3]string
+	for i, name := range []string{"guest", "traceable", "closed", "workers"} {
+		before, after, found := strings.Cut(rest, "\n"+name)
+		if !found {
+			t.Fatalf("it did not get as far as to %q: %q", name, said)
+		}
+		if i > 0 {
+			of[i-1] = strings.Join(strings.Fields(before), " ")
+		}
+		rest = after
 	}
-	if !ok || !strings.Contains(rest, "opened mem") || !strings.Contains(rest, "attached") {
+	if of[0] != "" {
+		t.Errorf("of the guest's threads: %s", of[0])
+	}
+	if of[1] != "opened mem opened fd/0 attached" {
 		t.Errorf("a process of its own is not traced either, which proves nothing: %q", said)
+	}
+	if of[2] != "" {
+		t.Errorf("of a process that nobody may trace: %s", of[2])
 	}
 	if _, group, found := strings.Cut(rest, "worker 0::"); !found || strings.TrimLeft(group, "/.") == "" {
 		t.Errorf("the helper is in no group of its own: %q", rest)

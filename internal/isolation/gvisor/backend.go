@@ -1,8 +1,10 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,19 +22,25 @@ type Config struct {
 	Cells isolation.Backend
 	// Program is the path of runsc. Empty: there is none, and every start says so.
 	Program string
+	// Platform is Auto, Systrap or KVM; "" is Auto.
+	Platform string
 }
 
 // Backend starts sandboxes with gVisor's kernel. Methods are safe for concurrent use.
 type Backend struct {
-	cells   isolation.Backend
-	program *program
+	cells    isolation.Backend
+	program  *program
+	platform platform
+	refused  error // why there is none
 }
 
 var _ isolation.Backend = (*Backend)(nil)
 
 // New returns the backend. It starts nothing, and does not fail where runsc is missing: Capabilities tells.
 func New(cfg Config) *Backend {
-	return &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}}
+	b := &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}}
+	b.platform, b.refused = choosePlatform(cfg.Platform, "/dev")
+	return b
 }
 
 // Spares returns how many cells wait for a runsc, and how many are wanted.
@@ -54,7 +62,7 @@ func hostWalls(layer string) bool {
 
 // Capabilities implements isolation.Backend.
 func (b *Backend) Capabilities(ctx context.Context) []isolation.Capability {
-	runsc := b.program.capability(ctx)
+	runsc := b.runsc(ctx)
 	images := isolation.Capability{Name: isolation.MemoryImages, OK: runsc.OK, Detail: runsc.Detail, Remedy: runsc.Remedy}
 	if images.OK {
 		images.Detail = "processes can be saved and restored, by the runsc that saved them"
@@ -68,9 +76,33 @@ func (b *Backend) Capabilities(ctx context.Context) []isolation.Capability {
 	return out
 }
 
+// runsc says whether there is one that can be used, with a platform.
+func (b *Backend) runsc(ctx context.Context) isolation.Capability {
+	c := isolation.Capability{Name: "runsc", Required: true}
+	version, err := b.check(ctx)
+	if err != nil {
+		text, hint := errs.PublicText(err)
+		c.Detail, c.Remedy = text, cmp.Or(hint, remedy)
+		return c
+	}
+	c.OK, c.Detail = true, fmt.Sprintf("%s at %s, platform %s", version, b.program.path, b.platform.name)
+	if b.platform.why != "" {
+		c.Detail += " (" + b.platform.why + ")"
+	}
+	return c
+}
+
+// check returns the version of runsc, if one can be used.
+func (b *Backend) check(ctx context.Context) (string, error) {
+	if b.refused != nil {
+		return "", b.refused
+	}
+	return b.program.check(ctx)
+}
+
 // Start implements isolation.Backend.
 func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instance, error) {
-	version, err := b.program.check(ctx)
+	version, err := b.check(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -82,14 +114,14 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
 	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Args: runArgs(s), Capabilities: runscCapabilities(), GroupNamespaces: true,
+		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Args: b.runArgs(s), Reach: lastStdio, Capabilities: runscCapabilities(), GroupNamespaces: true,
 		Files: map[string][]byte{bundleDir + "/config.json": config, frozenFile: {thawedByte}},
 	}
 	inst, err := b.cells.Start(ctx, spec)
 	if err != nil {
-		return nil, err
+		return nil, b.platform.explain(err)
 	}
-	return newInstance(inst, version, config, s)
+	return newInstance(inst, version, b.platform.name, config, s)
 }
 
 // What runsc takes beside the sandbox's own: its heap and stacks, the gofer, and threads of the host for the
@@ -109,13 +141,13 @@ func CellLimits(l isolation.Limits) isolation.Limits {
 }
 
 // runArgs are runsc's arguments that start a sandbox, whose guest finds its control socket as standard input.
-func runArgs(s isolation.Spec) []string {
-	return append(globalArgs(s), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile, containerID)
+func (b *Backend) runArgs(s isolation.Spec) []string {
+	return append(b.globalArgs(s), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile, containerID)
 }
 
 // globalArgs are the arguments of every runsc.
-func globalArgs(s isolation.Spec) []string {
-	args := []string{"--root=" + rootDir, "--platform=" + platform}
+func (b *Backend) globalArgs(s isolation.Spec) []string {
+	args := append([]string{"--root=" + rootDir}, b.platform.args()...)
 	if s.Network != nil {
 		args = append(args, "--network=sandbox")
 	} else {
@@ -134,8 +166,10 @@ func globalArgs(s isolation.Spec) []string {
 	)
 }
 
-// platform is how the Sentry gets at the system calls of processes: systrap works on every host.
-const platform = "systrap"
+// lastStdio is the highest descriptor that the Sentry takes: it moves standard files to 253 and above, so that they have the same
+// numbers when it is restored (startingStdioFD in runsc/boot/loader.go). It has threads by then, and the kernel would let it
+// wait for the larger table.
+const lastStdio = 255
 
 // Adopt implements isolation.Backend.
 func (b *Backend) Adopt(ctx context.Context, raw json.RawMessage) (isolation.Instance, error) {

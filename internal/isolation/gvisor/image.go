@@ -265,14 +265,14 @@ func (a about) fits(s isolation.Spec, runsc string) error {
 
 // restoreArgs are runsc's arguments that restore a sandbox. Memory is read while its processes go on already, each page at
 // the latest when it is used; runsc has the files open by then, so that the image may go.
-func restoreArgs(s isolation.Spec) []string {
-	return append(globalArgs(s), "restore", "--detach", "--background", "--bundle="+bundleDir, "--pid-file="+pidFile,
+func (b *Backend) restoreArgs(s isolation.Spec) []string {
+	return append(b.globalArgs(s), "restore", "--detach", "--background", "--bundle="+bundleDir, "--pid-file="+pidFile,
 		"--image-path="+guestwire.RuntimeImage, containerID)
 }
 
 // Restore implements isolation.Backend.
 func (b *Backend) Restore(ctx context.Context, s isolation.Spec, dir string) (isolation.Instance, error) {
-	version, err := b.program.check(ctx)
+	version, err := b.check(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -287,17 +287,17 @@ func (b *Backend) Restore(ctx context.Context, s isolation.Spec, dir string) (is
 	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
 	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Args: restoreArgs(s), Capabilities: runscCapabilities(),
+		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Args: b.restoreArgs(s), Reach: lastStdio, Capabilities: runscCapabilities(),
 		Files: map[string][]byte{bundleDir + "/config.json": a.Bundle, frozenFile: {thawedByte}},
 		Image: dir, Walls: a.Walls,
 	}
 	inst, err := b.cells.Start(ctx, spec)
 	if err != nil {
-		return nil, err
+		return nil, b.platform.explain(err)
 	}
 	undo := cleanup.New(func() { destroyQuietly(ctx, inst) })
 	defer undo.Run()
-	i, err := newInstance(inst, version, a.Bundle, s)
+	i, err := newInstance(inst, version, b.platform.name, a.Bundle, s)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,9 +37,11 @@ var _ isolation.Instance = (*Instance)(nil)
 
 // record is what Adopt needs.
 type record struct {
-	Version string           `json:"runsc"` // that it runs with
-	Limits  isolation.Limits `json:"limits"`
-	Network bool             `json:"network,omitempty"`
+	Version string `json:"runsc"` // that it runs with
+	// Platform is "" in what servers wrote that knew Systrap alone.
+	Platform string           `json:"platform,omitempty"`
+	Limits   isolation.Limits `json:"limits"`
+	Network  bool             `json:"network,omitempty"`
 	// Bundle is the specification that runsc was given. A memory image needs the same one again.
 	Bundle json.RawMessage `json:"bundle"`
 	Cell   json.RawMessage `json:"cell"`
@@ -55,9 +58,9 @@ func decodeRecord(raw json.RawMessage) (record, error) {
 	return r, nil
 }
 
-func newInstance(inst isolation.Instance, version string, bundle json.RawMessage, s isolation.Spec) (*Instance, error) {
+func newInstance(inst isolation.Instance, version, platform string, bundle json.RawMessage, s isolation.Spec) (*Instance, error) {
 	return adopted(inst, record{
-		Version: version, Limits: s.Limits, Network: s.Network != nil, Bundle: bundle, Cell: inst.Record(),
+		Version: version, Platform: platform, Limits: s.Limits, Network: s.Network != nil, Bundle: bundle, Cell: inst.Record(),
 	})
 }
 
@@ -89,7 +92,7 @@ func (i *Instance) Record() json.RawMessage { return i.raw }
 func (i *Instance) Applied() isolation.Applied {
 	a := i.Cell.Applied()
 	a.Backend = Name
-	a.Runtime = "gVisor " + i.record.Version + ", " + platform
+	a.Runtime = "gVisor " + i.record.Version + ", " + cmp.Or(i.record.Platform, Systrap)
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if a.Limits.MemoryBytes != 0 { // else the host has nothing to hold the sandbox to

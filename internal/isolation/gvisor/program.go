@@ -3,7 +3,6 @@ package gvisor
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
-	"casemate.dev/internal/isolation"
 )
 
 // minRelease is the oldest release, by its date, that has what this backend needs of runsc.
@@ -89,19 +87,4 @@ func release(version string) string {
 		}
 	}
 	return ""
-}
-
-func (p *program) capability(ctx context.Context) isolation.Capability {
-	c := isolation.Capability{Name: "runsc", Required: true}
-	version, err := p.check(ctx)
-	if err != nil {
-		text, hint := errs.PublicText(err)
-		c.Detail, c.Remedy = text, hint
-		if c.Remedy == "" {
-			c.Remedy = remedy
-		}
-		return c
-	}
-	c.OK, c.Detail = true, fmt.Sprintf("%s at %s, platform %s", version, p.path, platform)
-	return c
 }

@@ -83,7 +83,7 @@ const programAttr = mount.ReadOnly | mount.NoSuid | mount.NoDev
 // runtime adds what a cell needs to a launch.
 func (b *builder) runtime(inside string, g *guest) error {
 	r := b.spec.Runtime
-	out := &guestwire.Runtime{Args: r.Args, Files: r.Files, Capabilities: r.Capabilities}
+	out := &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Files: r.Files, Capabilities: r.Capabilities}
 	var err error
 	if out.Program, err = b.program(r.Program); err != nil {
 		return err
@@ -98,6 +98,13 @@ func (b *builder) runtime(inside string, g *guest) error {
 		}
 		at := b.add(m)
 		out.Image = &at
+	}
+	if r.Device != "" {
+		at, err := b.device(r.Device)
+		if err != nil {
+			return err
+		}
+		out.Device = &at
 	}
 	b.launch.Runtime = out
 	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
@@ -124,11 +131,20 @@ func (b *builder) program(path string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	return b.single(path, mount.Change{Set: programAttr, Clear: mount.NoExec})
+}
+
+// device adds a device, which can be opened but for which nothing can be put in its place.
+func (b *builder) device(path string) (int, error) {
+	return b.single(path, mount.Change{Set: mount.NoSuid | mount.NoExec, Clear: mount.NoDev})
+}
+
+func (b *builder) single(path string, c mount.Change) (int, error) {
 	m, err := mount.Clone(path, false)
 	if err != nil {
 		return 0, err
 	}
-	if err := mount.SetAttr(m, mount.Change{Set: programAttr, Clear: mount.NoExec}); err != nil {
+	if err := mount.SetAttr(m, c); err != nil {
 		_ = m.Close()
 		return 0, err
 	}
