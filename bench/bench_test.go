@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"casemate.dev/internal/testenv"
 )
 
 func TestQuantiles(t *testing.T) {
@@ -93,7 +95,7 @@ func TestBare(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	cancel()
-	if err := <-served; err != nil {
+	if err := testenv.Receive(t, "it serves no more", served); err != nil {
 		t.Error(err)
 	}
 	if _, err := b.each(t.Context(), 1, 1); err == nil {

@@ -32,7 +32,7 @@ wait_until "the service does not answer" casemate ls
 casemate doctor
 # On a busy machine the first one, emulated, takes longer than a create may.
 wait_until "no sandbox starts" casemate run --disk 100m -- true
-casemate create --name kept --disk 100m
+wait_until "no sandbox is created" casemate create --name kept --disk 100m
 casemate exec kept -- sh -c 'echo "inside: $(id -un), $(nproc) CPU"'
 casemate exec --detach kept -- sh -c 'i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.2; done'
 wait_until "the counter does not count" casemate exec kept -- test -s /tmp/count

@@ -19,6 +19,7 @@ import (
 	"casemate.dev/client"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
+	"casemate.dev/internal/testenv"
 )
 
 // inside is a portManager whose one sandbox is this machine: port 80 reaches app, others nothing.
@@ -147,7 +148,7 @@ func TestPortsStreamBothWays(t *testing.T) {
 		answer <- resp
 	}()
 	_, _ = io.WriteString(pw, "one\n")
-	resp := <-answer
+	resp := testenv.Receive(t, "the answer begins", answer)
 	defer func() { _ = resp.Body.Close() }()
 	events := bufio.NewReader(resp.Body)
 	// Each event must come before the next line is sent: nothing waits in a buffer.

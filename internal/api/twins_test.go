@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"casemate.dev/internal/testenv"
 )
 
 // sseEvent is one server-sent event as a browser sees it.
@@ -146,7 +148,7 @@ func TestLongPoll(t *testing.T) {
 	}()
 	h.input(box, "p", "hi\xff", true)
 	// Keep-alives may stand before the piece.
-	got := strings.ReplaceAll(<-answer, `{"type":"keep_alive"}`+"\n", "")
+	got := strings.ReplaceAll(testenv.Receive(t, "the answer comes", answer), `{"type":"keep_alive"}`+"\n", "")
 	if !strings.Contains(got, `{"type":"output","stream":"stdout","offset":0,"next":3,"base64":"aGn/"}`) {
 		t.Errorf("a piece that is no UTF-8: %s", got)
 	}

@@ -26,7 +26,7 @@ const (
 	// maxLog is the size from which a log is put aside at the next start.
 	maxLog = 16 << 20
 	// startTimeout is how long a server may take to answer: adoption of many sandboxes included.
-	startTimeout = time.Minute
+	startTimeout = 3 * time.Minute
 	// endGrace is how long a server that did not start may take to end: more than it gives open calls.
 	endGrace = 15 * time.Second
 	// pollEvery is how often up asks whether the server answers.

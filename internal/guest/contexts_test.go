@@ -185,7 +185,7 @@ func TestContextInterruptKeepsState(t *testing.T) {
 	if r, err := c.Interrupt(t.Context(), guestwire.RunRef{Context: c.id}); err != nil || r.Run != "loop" {
 		t.Fatalf("interrupt: %v %v", r, err)
 	}
-	if s := <-began; s.info.End != guestwire.RunInterrupted || s.info.Name != "KeyboardInterrupt" {
+	if s := testenv.Receive(t, "the run ends", began); s.info.End != guestwire.RunInterrupted || s.info.Name != "KeyboardInterrupt" {
 		t.Errorf("end %+v", s.info)
 	}
 	if got := c.run("x").text(t); got != "1" {
@@ -226,7 +226,7 @@ func TestContextInterruptIsAnswered(t *testing.T) {
 			if _, err := c.Interrupt(t.Context(), guestwire.RunRef{Context: c.id}); err != nil {
 				t.Fatal(err)
 			}
-			if s := <-ended; len(s.results) == 1 { // else it was not left alone in its last line either
+			if s := testenv.Receive(t, "the run ends", ended); len(s.results) == 1 { // else it was not left alone in its last line either
 				got = s.text(t)
 			}
 		}
@@ -304,7 +304,7 @@ func TestContextQueueAndAttach(t *testing.T) {
 	if got := c.run("l.append(2); l", func(r *guestwire.RunCode) { r.ID = "second" }).text(t); got != "[1, 2]" {
 		t.Errorf("l is %s", got)
 	}
-	if s := <-first; s.stdout.String() != "a\nb\n" {
+	if s := testenv.Receive(t, "the first run ends", first); s.stdout.String() != "a\nb\n" {
 		t.Errorf("first said %q", s.stdout.String())
 	}
 	// The same id attaches: it says the same again, and runs nothing.

@@ -57,7 +57,7 @@ print(s.makefile().read())'`, port))
 	}
 	_, _ = io.WriteString(c, "from outside")
 	_ = c.Close()
-	if got := <-said; got != "from outside\n" {
+	if got := testenv.Receive(t, "the program inside ends", said); got != "from outside\n" {
 		t.Errorf("inside: %q", got)
 	}
 	if _, err := r.TakePort(t.Context(), a); errs.KindOf(err) != errs.NotFound {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/testenv"
 )
 
 // serve answers every connection on a new Unix socket with handle, and returns a client of it.
@@ -289,7 +290,7 @@ func TestClientCancel(t *testing.T) {
 	if _, err := c.Wait(ctx, "p"); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Wait: %v", err)
 	}
-	<-gone
+	testenv.Receive(t, "the connection goes", gone)
 }
 
 func TestClientUploadRefusedEarly(t *testing.T) {

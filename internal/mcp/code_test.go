@@ -91,7 +91,7 @@ func TestCancelInterruptsCode(t *testing.T) {
 		}()
 		testenv.Eventually(t, patience, code+": it runs", func() bool { return state() == "busy" })
 		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
+		if err := testenv.Receive(t, "the call ends", done); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", code, err)
 		}
 		testenv.Eventually(t, patience, code+": it has ended", func() bool { return state() == "idle" })

@@ -80,7 +80,7 @@ func newHarness(t *testing.T) *harness {
 		}
 		stopped = true
 		cancel()
-		if err := <-done; err != nil {
+		if err := testenv.Receive(t, "the server ends", done); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	}

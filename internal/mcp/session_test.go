@@ -48,7 +48,7 @@ func TestSessionHasOneSandbox(t *testing.T) {
 		}
 		testenv.Eventually(t, patience, name+": the session's sandbox is gone", func() bool { return len(h.boxes()) == 0 })
 	}
-	if err := <-left; err != nil {
+	if err := testenv.Receive(t, "the session ends", left); err != nil {
 		t.Errorf("stdio: %v", err)
 	}
 }
@@ -88,7 +88,7 @@ func TestGivenSandboxStays(t *testing.T) {
 		t.Errorf("it ran in %v", r["sandbox"])
 	}
 	_ = p.Close()
-	if err := <-left; err != nil {
+	if err := testenv.Receive(t, "the session ends", left); err != nil {
 		t.Error(err)
 	}
 	if n := len(h.boxes()); n != 1 {
@@ -128,7 +128,7 @@ func TestCancelKills(t *testing.T) {
 		}()
 		testenv.Eventually(t, patience, name+": it runs", func() bool { return len(done) > 0 || h.running() })
 		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
+		if err := testenv.Receive(t, "the call ends", done); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: the call ended with %v", name, err)
 		}
 		testenv.Eventually(t, patience, name+": it is dead", func() bool { return !h.running() })

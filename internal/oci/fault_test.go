@@ -513,15 +513,15 @@ func TestTogether(t *testing.T) {
 		}()
 	}
 	for range n {
-		<-joined
+		testenv.Receive(t, "the others join", joined)
 	}
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
+	if err := testenv.Receive(t, "who left is told", left); !errors.Is(err, context.Canceled) {
 		t.Errorf("who left: %v", err)
 	}
 	close(gate)
 	for range n {
-		if err := <-all; err != nil {
+		if err := testenv.Receive(t, "the others have their image", all); err != nil {
 			t.Error(err)
 		}
 	}

@@ -213,7 +213,7 @@ func TestCommitHoldsWhatWasThereWhenHeld(t *testing.T) {
 			}
 		}
 		close(stop)
-		<-stopped
+		testenv.Receive(t, "the writer stops", stopped)
 		must(t, failed)
 	})
 }

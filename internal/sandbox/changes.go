@@ -23,8 +23,9 @@ const (
 	FileChangesFull    FileChanges = "full"    // which ones, and in which respect
 )
 
-// compareWithin is how long finding out what changed may take: whoever asked for the process waits for it.
-const compareWithin = 2 * time.Second
+// compareWithin is how long finding out what changed may take: whoever asked for the process waits for it. On a quiet machine
+// it takes milliseconds.
+const compareWithin = 10 * time.Second
 
 // tracker records which files of one sandbox differ from one moment to the next. The moments are the start and the end
 // of every process and run, where anything changed; between them the server doesn't look. So what a process changed is

@@ -138,11 +138,11 @@ func TestCodeInterruptAndTimeout(t *testing.T) {
 		r, _ := s.RunCode(t.Context(), alice, sb.ID, CodeSpec{ID: "long", Code: "sleep 60000"}, "", h)
 		ended <- r
 	}()
-	<-h.began
+	testenv.Receive(t, "the run begins", h.began)
 	if hit, err := s.InterruptContext(t.Context(), alice, sb.ID, "python", ""); err != nil || hit != "long" {
 		t.Fatalf("interrupt: %q, %v", hit, err)
 	}
-	if r := <-ended; r.End != RunInterrupted {
+	if r := testenv.Receive(t, "the run ends", ended); r.End != RunInterrupted {
 		t.Errorf("end %+v", r)
 	}
 	if r, _ := s.code(sb.ID, CodeSpec{Code: "sleep 60000", Timeout: 20e6}); r.End != RunTimedOut {
@@ -181,11 +181,11 @@ func TestCodeInterpreterEnds(t *testing.T) {
 		r, _ := s.RunCode(ctx, alice, sb.ID, CodeSpec{Code: "stubborn"}, "", h)
 		ended <- r
 	}()
-	<-h.began
+	testenv.Receive(t, "the run begins", h.began)
 	if err := s.DeleteContext(ctx, alice, sb.ID, "python"); err != nil {
 		t.Fatal(err)
 	}
-	if r := <-ended; r.End != RunCanceled {
+	if r := testenv.Receive(t, "the run ends", ended); r.End != RunCanceled {
 		t.Errorf("end %+v", r)
 	}
 	testenv.Eventually(t, soon, "the ends are recorded", func() bool {
@@ -270,9 +270,9 @@ func TestCodeSurvivesServer(t *testing.T) {
 		_, err := s.RunCode(gone, alice, sb.ID, CodeSpec{ID: "over", Code: "print before\nawait go\nprint after\n1+1"}, "", h)
 		left <- err
 	}()
-	<-h.began
+	testenv.Receive(t, "the run begins", h.began)
 	cancel()
-	if err := <-left; err == nil {
+	if err := testenv.Receive(t, "the call ends", left); err == nil {
 		t.Error("a caller that left got an answer")
 	}
 	s.stop(false)
@@ -319,11 +319,11 @@ func TestCodeEndsWithSandbox(t *testing.T) {
 		}
 		ended <- r
 	}()
-	<-h.began
+	testenv.Receive(t, "the run begins", h.began)
 	if _, err := s.Delete(t.Context(), alice, sb.ID); err != nil {
 		t.Fatal(err)
 	}
-	if r := <-ended; r.End != RunStopped {
+	if r := testenv.Receive(t, "the run ends", ended); r.End != RunStopped {
 		t.Errorf("end %+v", r)
 	}
 }

@@ -12,7 +12,7 @@ import (
 // takeUpContexts learns of the contexts that a guest has kept while no server was there. They live in
 // the guest alone; what the journal says to be open and is not any more gets its end recorded.
 func (m *Manager) takeUpContexts(ctx context.Context, b *box) error {
-	lctx, cancel := m.prompt(ctx)
+	lctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	infos, err := b.guest.Contexts(lctx)
 	if errs.Is(err, errs.Unsupported) {
@@ -60,7 +60,7 @@ func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.Cont
 	}
 	b.codes[c.id] = c
 	b.mu.Unlock()
-	rctx, cancel := m.prompt(ctx)
+	rctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	runs, err := b.guest.ContextRuns(rctx, c.id)
 	if err != nil {

@@ -185,17 +185,16 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 	if fresh {
 		c.box.changes.begin(r.id)
 	}
-	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
+	rctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	v := m.vigil(rctx, ctx, c.box.guest, m.cfg.Defaults.Start, cancel)
 	info, stream, err := c.box.guest.RunCode(rctx, guestwire.RunCode{
 		ID: s.ID, Context: c.id, Env: s.Env, TimeoutMS: s.Timeout.Milliseconds(), GraceMS: s.Grace.Milliseconds(), Buffer: s.Buffer,
 		Items: guestwire.ItemsRequest{Context: c.id, Run: s.ID, Follow: sink != nil, Hold: s.Hold},
 	}, s.Code)
-	if !late.Stop() && err != nil {
-		err = errs.Wrap(err, errs.DeadlineExceeded, "the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect)
-	}
+	v.end()
 	if err != nil {
+		err = cause(rctx, err)
 		if fresh && refusal(err) {
 			c.leaveRun(r)
 			c.box.changes.leave(r.id)
@@ -219,7 +218,7 @@ func (m *Manager) runCode(ctx context.Context, p Principal, c *codeContext, s Co
 		m.watchRun(r)
 		return out, nil
 	}
-	defer context.AfterFunc(ctx, cancel)()
+	defer context.AfterFunc(ctx, func() { cancel(nil) })()
 	watcher := time.AfterFunc(watchAfter, func() { m.watchRun(r) })
 	h := newTranscript(c.box)
 	err = sink.Started(out)
@@ -458,7 +457,7 @@ func (m *Manager) runEnded(r *codeRun, info guestwire.RunInfo, h *transcript) Co
 // driverEnd finds out whether an interpreter that was killed ran out of memory. What the context's end
 // recorded holds, since the kernel's count is read once.
 func (m *Manager) driverEnd(c *codeContext, said End) End {
-	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	ctx, cancel := m.detached(m.ctx, c.box.guest)
 	defer cancel()
 	if err := m.refreshContexts(ctx, c.box); err != nil {
 		return said
@@ -596,7 +595,7 @@ func (m *Manager) ListRuns(ctx context.Context, p Principal, ref, contextID stri
 	if err != nil {
 		return nil, err
 	}
-	gctx, cancel := m.prompt(ctx)
+	gctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	infos, err := b.guest.ContextRuns(gctx, c.id)
 	if err != nil {
@@ -628,7 +627,7 @@ func (m *Manager) InterruptContext(ctx context.Context, p Principal, ref, contex
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	hit, err := b.guest.Interrupt(ctx, guestwire.RunRef{Context: c.id, Run: runID})
 	if err == nil && hit.Run != "" && !processID(hit.Run) {

@@ -313,7 +313,7 @@ func (m *Manager) refreshContexts(ctx context.Context, b *box) error {
 	if !ask {
 		return nil
 	}
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	infos, err := b.guest.Contexts(ctx)
 	if err != nil {
@@ -399,7 +399,7 @@ func (m *Manager) DeleteContext(ctx context.Context, p Principal, ref, contextID
 	b.mu.Lock()
 	c.gone = true // its end is a deletion, whoever tells of it first
 	b.mu.Unlock()
-	dctx, cancel := m.prompt(context.WithoutCancel(ctx))
+	dctx, cancel := m.detached(ctx, b.guest)
 	defer cancel()
 	err = b.guest.DeleteContext(dctx, c.id)
 	if err != nil && !errs.Is(err, errs.NotFound) {

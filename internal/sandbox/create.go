@@ -283,7 +283,7 @@ func (m *Manager) startOrRestore(ctx context.Context, b isolation.Backend, s iso
 // claim gives the instance its identity, in one step. A pooled instance gets it in the same way; one that was restored
 // from another sandbox's memory image gives up that one's.
 func (m *Manager) claim(ctx context.Context, g guest, b *box, env map[string]string, plan rootfs.Plan, restored bool) error {
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, g)
 	defer cancel()
 	s := b.snapshot().Spec
 	claim := guestwire.Claim{

@@ -54,7 +54,7 @@ func TestCreateGoesWithItsCaller(t *testing.T) {
 	}()
 	testenv.Eventually(t, soon, "the start", func() bool { return s.backend.Starts() == 1 })
 	cancel()
-	wantKind(t, "create", <-done, errs.Canceled)
+	wantKind(t, "create", testenv.Receive(t, "the create ends", done), errs.Canceled)
 	if s.state("goesaway000000000000") != Stopped || len(s.w.roots.writable()) != 0 {
 		t.Error("it was not taken back")
 	}
@@ -74,7 +74,7 @@ func TestDeleteWhileStarting(t *testing.T) {
 	if err != nil || sb.State != Stopped || sb.EndReason != EndDeleted {
 		t.Errorf("delete: %+v, %v", sb, err)
 	}
-	wantKind(t, "create", <-done, errs.FailedPrecondition)
+	wantKind(t, "create", testenv.Receive(t, "the create ends", done), errs.FailedPrecondition)
 	s.history(id)
 }
 

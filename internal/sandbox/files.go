@@ -120,7 +120,7 @@ func (f *Files) begin(ctx context.Context) (gctx context.Context, end func(), er
 	if err := f.m.enter(f.box, false); err != nil {
 		return nil, nil, err
 	}
-	gctx, stop := f.m.attended(ctx, f.box)
+	gctx, stop := f.m.attended(ctx, f.box.guest)
 	return gctx, func() { stop(); f.m.done(f.box) }, nil
 }
 

@@ -252,7 +252,7 @@ func (m *Manager) oomKills(b *box, info guestwire.ProcessInfo) (int64, bool) {
 }
 
 func (m *Manager) readOOM(b *box) (int64, bool) {
-	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	ctx, cancel := m.brief(context.WithoutCancel(m.ctx))
 	defer cancel()
 	u, err := b.inst.Usage(ctx)
 	m.metered(b, u, err, meterTick)

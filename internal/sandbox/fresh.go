@@ -359,7 +359,7 @@ func (m *Manager) dropForks(b *box, all []*codeContext) {
 	for i, c := range all {
 		ids[i] = c.id
 	}
-	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	ctx, cancel := m.detached(m.ctx, b.guest)
 	defer cancel()
 	if err := b.guest.Drop(ctx, ids); err != nil {
 		return // the guest is gone, or the sandbox is paused: what is left goes with it

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"time"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
@@ -58,42 +57,9 @@ type guest interface {
 
 var _ guest = (*guestwire.Client)(nil)
 
-// prompt bounds a call that a guest in good order answers at once.
-func (m *Manager) prompt(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, m.cfg.Defaults.Connect, errs.New(errs.DeadlineExceeded,
-		"the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect))
-}
-
-// attended is for a call that may rightly take long, as on a large file. What it returns ends with ctx,
-// and also when the guest answers nothing any more: a hostile one could hold its callers for ever. The
-// caller calls stop when it is through.
-func (m *Manager) attended(ctx context.Context, b *box) (_ context.Context, stop func()) {
-	actx, cancel := context.WithCancelCause(ctx)
-	ask := func() error {
-		pctx, pcancel := m.prompt(actx)
-		defer pcancel()
-		_, err := b.guest.Status(pctx)
-		return cause(pctx, err)
-	}
-	done := make(chan struct{})
-	late := time.AfterFunc(m.cfg.Defaults.Connect, func() {
-		for {
-			if err := ask(); err != nil {
-				cancel(err) // no effect where ctx has ended
-				return
-			}
-			select {
-			case <-done:
-				return
-			case <-time.After(m.cfg.Defaults.Connect):
-			}
-		}
-	})
-	return actx, func() {
-		late.Stop()
-		close(done)
-		cancel(nil)
-	}
+// brief bounds what the server or the kernel tells of an instance at once.
+func (m *Manager) brief(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, m.cfg.Defaults.Connect)
 }
 
 // cause puts the reason why ctx ended in the place of a bare deadline or cancellation.

@@ -9,6 +9,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
+	"casemate.dev/internal/testenv"
 )
 
 // together runs each of the calls over and over, side by side, until stop is closed, and returns a function that waits
@@ -114,7 +115,7 @@ func TestManyHands(t *testing.T) {
 			},
 		})
 		for range 2 {
-			<-begun
+			testenv.Receive(t, "the sandbox slept and woke", begun)
 		}
 		if _, err := s.Delete(t.Context(), admin, sb.ID); err != nil {
 			t.Fatal(err)

@@ -88,7 +88,7 @@ func TestCallerThatDiesAndAsksAgain(t *testing.T) {
 	}()
 	testenv.Eventually(t, soon, "the start", func() bool { return s.backend.Starts() == 1 })
 	cancel()
-	wantKind(t, "the first call", <-done, errs.Canceled)
+	wantKind(t, "the first call", testenv.Receive(t, "the first call ends", done), errs.Canceled)
 	close(release)
 	sb, err := s.Create(t.Context(), alice, Spec{}, CreateOptions{IdempotencyKey: "k"})
 	if err != nil || sb.State != Running || s.backend.Starts() != 1 {

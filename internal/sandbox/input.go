@@ -30,7 +30,7 @@ func (m *Manager) Input(ctx context.Context, p Principal, ref, processID string,
 		return 0, err
 	}
 	defer m.done(pr.box)
-	gctx, stop := m.attended(ctx, pr.box)
+	gctx, stop := m.attended(ctx, pr.box.guest)
 	defer stop()
 	n, err := m.put(gctx, pr, guestwire.InputRequest{ID: pr.id, Offset: offset, Close: closeAfter}, data, true)
 	return n, cause(gctx, err)
@@ -73,7 +73,7 @@ func (m *Manager) put(ctx context.Context, pr *proc, r guestwire.InputRequest, d
 
 // takenBy asks how much a process's input has taken, after a call that did not tell; -1: nobody knows.
 func (m *Manager) takenBy(ctx context.Context, pr *proc) int64 {
-	ctx, cancel := m.prompt(context.WithoutCancel(ctx))
+	ctx, cancel := m.detached(ctx, pr.box.guest)
 	defer cancel()
 	reply, err := pr.box.guest.Input(ctx, guestwire.InputRequest{ID: pr.id, Offset: -1}, nil)
 	if err != nil {

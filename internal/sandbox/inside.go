@@ -75,7 +75,7 @@ func (m *Manager) acceptInside(ctx context.Context, b *box, port int, each func(
 		if err != nil {
 			return err
 		}
-		tctx, cancel := m.prompt(ctx)
+		tctx, cancel := m.prompt(ctx, b.guest)
 		c, err := b.guest.TakePort(tctx, a)
 		cancel()
 		if err == nil {

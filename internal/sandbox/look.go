@@ -177,7 +177,7 @@ func (m *Manager) DialPort(ctx context.Context, p Principal, ref string, port in
 	if err != nil {
 		return nil, err
 	}
-	dctx, cancel := m.prompt(ctx)
+	dctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	conn, err := b.guest.DialPort(dctx, guestwire.DialRequest{Network: "tcp", Port: port})
 	if err != nil {
@@ -218,7 +218,7 @@ func (m *Manager) Ports(ctx context.Context, p Principal, ref string) ([]int, er
 	if err != nil || b.inst.now() == nil {
 		return nil, err
 	}
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	ports, err := b.guest.Listenings(ctx)
 	return ports, cause(ctx, err)

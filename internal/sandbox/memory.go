@@ -279,7 +279,7 @@ func (m *Manager) restoreImage(ctx context.Context, b *box, s isolation.Spec) (i
 }
 
 func (m *Manager) tellRestored(ctx context.Context, g *guestwire.Client, r guestwire.Restored) error {
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, g)
 	defer cancel()
 	return cause(ctx, g.Restored(ctx, r))
 }
@@ -327,11 +327,11 @@ func (m *Manager) join(ctx context.Context, b *box) error {
 }
 
 func (m *Manager) joinThose(ctx context.Context, b *box, which func(guestwire.ProcessInfo) bool) error {
-	lctx, cancel := m.prompt(ctx)
+	lctx, cancel := m.prompt(ctx, b.guest)
 	infos, err := b.guest.List(lctx)
 	cancel()
 	if err != nil {
-		return err
+		return cause(lctx, err)
 	}
 	infos = slices.DeleteFunc(infos, func(i guestwire.ProcessInfo) bool { return !which(i) })
 	m.readOOM(b)

@@ -94,7 +94,7 @@ func (m *Manager) meter(ctx context.Context, b *box, why meterWhy) {
 	if b.inst.now() == nil {
 		return
 	}
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.brief(ctx)
 	defer cancel()
 	u, err := b.inst.Usage(ctx)
 	m.metered(b, u, err, why)

@@ -230,11 +230,11 @@ func TestRunWhoseReaderLeaves(t *testing.T) {
 			_, err := s.Run(ctx, alice, sb.ID, spec(how), RunOptions{}, &notifying{gather: g, started: started})
 			done <- err
 		}()
-		<-started
+		testenv.Receive(t, "the process starts", started)
 		if how == "cancel" {
 			cancel()
-			wantKind(t, how, <-done, errs.Canceled)
-		} else if err := <-done; !errors.Is(err, g.fail) {
+			wantKind(t, how, testenv.Receive(t, "the call ends", done), errs.Canceled)
+		} else if err := testenv.Receive(t, "the call ends", done); !errors.Is(err, g.fail) {
 			t.Errorf("%s: %v", how, err)
 		}
 		cancel()
@@ -278,7 +278,7 @@ func TestSlowReaderDoesNotKeepTheEndFromBeingRecorded(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	close(release)
-	if err := <-done; err != nil {
+	if err := testenv.Receive(t, "the call ends", done); err != nil {
 		t.Error(err)
 	}
 	s.history(sb.ID)
@@ -343,7 +343,7 @@ func TestSandboxThatEndsTellsItsFollowers(t *testing.T) {
 		p, err := s.Run(ctx, alice, sb.ID, ProcessSpec{ID: "a", Argv: []string{"sleep", "60"}}, RunOptions{}, &notifying{gather: &gather{}, started: ready})
 		results <- outcome{p, err}
 	}()
-	<-ready
+	testenv.Receive(t, "the process starts", ready)
 	go func() {
 		p, err := s.Output(ctx, alice, sb.ID, "a", OutputOptions{Follow: true}, &gather{})
 		results <- outcome{p, err}
@@ -362,7 +362,7 @@ func TestSandboxThatEndsTellsItsFollowers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if r := <-results; r.err != nil || r.p.End != EndSandboxStopped {
+		if r := testenv.Receive(t, "three calls end", results); r.err != nil || r.p.End != EndSandboxStopped {
 			t.Errorf("%+v, %v", r.p, r.err)
 		}
 	}

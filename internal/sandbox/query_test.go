@@ -3,6 +3,8 @@ package sandbox
 import (
 	"slices"
 	"testing"
+
+	"casemate.dev/internal/testenv"
 )
 
 // TestListAgreesWithGet: a state that Get has told of is one by which List finds the sandbox, however early.
@@ -25,7 +27,7 @@ func TestListAgreesWithGet(t *testing.T) {
 		if err != nil || !slices.ContainsFunc(list, func(o Sandbox) bool { return o.ID == sb.ID }) {
 			t.Errorf("List does not have it: %d others, %v", len(list), err)
 		}
-		if err := <-gone; err != nil {
+		if err := testenv.Receive(t, "the delete ends", gone); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -128,7 +128,7 @@ func (m *Manager) endedBy(ctx context.Context, b *box, why ending) ending {
 	if !ok || why.reason != EndLost {
 		return why
 	}
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.brief(ctx)
 	defer cancel()
 	if attempt := o.EndedBy(ctx, b.id); attempt != "" {
 		return ending{EndAttempt, attempt}
@@ -167,11 +167,11 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	if err := agree(ctx); err != nil {
 		return 0, err
 	}
-	lctx, cancel := m.prompt(ctx)
+	lctx, cancel := m.prompt(ctx, b.guest)
 	infos, err := b.guest.List(lctx)
 	cancel()
 	if err != nil {
-		return 0, err
+		return 0, cause(lctx, err)
 	}
 	m.dropImage(b) // of a pause or a commit that was not finished
 	b.gauge = newGauge(m.clock.Now())

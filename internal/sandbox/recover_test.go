@@ -164,7 +164,7 @@ func TestCrashAtAnyMoment(t *testing.T) {
 			}(s)
 		}
 		for range 10 + 5*round {
-			<-acknowledged
+			testenv.Receive(t, "a create is acknowledged", acknowledged)
 		}
 		var before [][2]string
 		for len(ended) > 0 {

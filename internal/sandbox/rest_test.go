@@ -135,7 +135,7 @@ func TestWhileRunning(t *testing.T) {
 	if _, err := s.Pause(t.Context(), alice, sb.ID); err != nil {
 		t.Fatal(err)
 	}
-	<-first.Done()
+	testenv.Receive(t, "a pause ends what follows the sandbox", first.Done())
 	if !errs.Is(context.Cause(first), errs.FailedPrecondition) {
 		t.Errorf("cause %v", context.Cause(first))
 	}
@@ -155,7 +155,7 @@ func TestWhileRunning(t *testing.T) {
 	if _, err := s.Delete(t.Context(), alice, sb.ID); err != nil {
 		t.Fatal(err)
 	}
-	<-second.Done()
+	testenv.Receive(t, "a delete ends what follows the sandbox", second.Done())
 	if len(s.Alive()) != 0 {
 		t.Errorf("alive: %v", s.Alive())
 	}

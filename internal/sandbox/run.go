@@ -42,23 +42,20 @@ func (m *Manager) Run(ctx context.Context, p Principal, ref string, s ProcessSpe
 // run is the short way: start, output and end on one connection to the guest.
 func (m *Manager) run(ctx context.Context, pr *proc, s ProcessSpec, scope isolation.Scope, o RunOptions, sink RunSink) (Process, error) {
 	// As in startProcess, the start must not be cut off by a caller who leaves.
-	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	late := time.AfterFunc(m.cfg.Defaults.Connect, cancel)
+	rctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	v := m.vigil(rctx, ctx, pr.box.guest, m.cfg.Defaults.Start, cancel)
 	pr.give(o.Input)
 	info, stream, err := pr.box.guest.Run(rctx, guestwire.RunProcess{
 		Start:  m.startRequest(pr, s, scope),
 		Output: guestwire.OutputRequest{ID: pr.id, Follow: true, Hold: o.Hold},
 	}, scope.Files())
-	if !late.Stop() && err != nil {
-		err = errs.Wrap(err, errs.DeadlineExceeded,
-			"the guest did not answer within %s (connect timeout)", m.cfg.Defaults.Connect)
-	}
+	v.end()
 	if err != nil {
-		return Process{}, m.notStarted(pr, s, scope, err)
+		return Process{}, m.notStarted(pr, s, scope, cause(rctx, err))
 	}
 	defer stream.Close()
-	defer context.AfterFunc(ctx, cancel)()
+	defer context.AfterFunc(ctx, func() { cancel(nil) })()
 	watcher := time.AfterFunc(watchAfter, func() { m.watch(pr) })
 	started, err := m.began(pr, s, scope, info)
 	if err != nil {

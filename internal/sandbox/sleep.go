@@ -176,7 +176,7 @@ func (m *Manager) keepEnv(ctx context.Context, b *box) error {
 	if now := b.snapshot(); now.State == Paused && now.Applied.Runtime != "" {
 		return nil
 	}
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, b.guest)
 	defer cancel()
 	env, err := b.guest.Env(ctx)
 	if err != nil {

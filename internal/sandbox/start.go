@@ -126,7 +126,7 @@ func (m *Manager) startProcess(ctx context.Context, p Principal, b *box, s Proce
 	}
 	// The start does not depend on the caller's staying: a start of which nobody knows whether it
 	// happened is worse than one that was not needed.
-	sctx, cancel := m.prompt(context.WithoutCancel(ctx))
+	sctx, cancel := m.detached(ctx, b.guest)
 	defer cancel()
 	info, err := b.guest.Start(sctx, m.startRequest(pr, s, scope), scope.Files())
 	if err != nil {
@@ -333,9 +333,10 @@ func (m *Manager) refuse(pr *proc, s ProcessSpec, err error) error {
 
 // settle asks the guest what became of a start whose answer was lost.
 func (m *Manager) settle(pr *proc, s ProcessSpec, scope isolation.Scope) {
-	ctx, cancel := m.prompt(m.ctx)
+	ctx, cancel := m.prompt(m.ctx, pr.box.guest)
 	info, err := pr.box.guest.Get(ctx, pr.id)
 	cancel()
+	err = cause(ctx, err)
 	if err == nil {
 		if _, err := m.began(pr, s, scope, info); err == nil {
 			m.watch(pr)

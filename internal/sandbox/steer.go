@@ -145,7 +145,7 @@ func (m *Manager) Signal(ctx context.Context, p Principal, ref, processID string
 		return err
 	}
 	defer m.done(pr.box)
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, pr.box.guest)
 	defer cancel()
 	return cause(ctx, pr.box.guest.Signal(ctx, guestwire.SignalRequest{ID: pr.id, Signal: sig, Tree: tree}))
 }
@@ -157,7 +157,7 @@ func (m *Manager) Resize(ctx context.Context, p Principal, ref, processID string
 		return err
 	}
 	defer m.done(pr.box)
-	ctx, cancel := m.prompt(ctx)
+	ctx, cancel := m.prompt(ctx, pr.box.guest)
 	defer cancel()
 	return cause(ctx, pr.box.guest.Resize(ctx, guestwire.ResizeRequest{ID: pr.id, Rows: rows, Cols: cols}))
 }

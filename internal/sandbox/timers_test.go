@@ -104,7 +104,7 @@ func TestRenewalAgainstExpiry(t *testing.T) {
 			go func() { c.advance(time.Second); close(other) }()
 			err = renew()
 		}
-		<-other
+		testenv.Receive(t, "the other one ends", other)
 		if err == nil {
 			renewed++
 			if st := s.state(sb.ID); st != Running {
@@ -186,7 +186,7 @@ func TestFollowerKeepsItFromIdling(t *testing.T) {
 		defer close(done)
 		_, _ = s.Run(ctx, alice, sb.ID, ProcessSpec{Argv: []string{"sleep", "600"}}, RunOptions{}, &notifying{gather: &gather{}, started: started})
 	}()
-	<-started
+	testenv.Receive(t, "the process starts", started)
 	for range 5 {
 		c.advance(time.Minute)
 		if st := s.state(sb.ID); st != Running {
@@ -194,7 +194,7 @@ func TestFollowerKeepsItFromIdling(t *testing.T) {
 		}
 	}
 	cancel()
-	<-done
+	testenv.Receive(t, "the follower ends", done)
 	c.advance(59 * time.Second)
 	if st := s.state(sb.ID); st != Running {
 		t.Fatalf("it is %s before its minute was over", st)

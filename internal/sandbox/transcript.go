@@ -154,7 +154,7 @@ func (t hearing) Gap(g Gap) error {
 
 // saidBy returns what a process that has ended said, as the guest still holds it; nil where it does not tell.
 func (m *Manager) saidBy(pr *proc) *transcript {
-	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	ctx, cancel := m.detached(m.ctx, pr.box.guest)
 	defer cancel()
 	stream, err := pr.box.guest.Output(ctx, guestwire.OutputRequest{ID: pr.id})
 	if err != nil {
@@ -170,7 +170,7 @@ func (m *Manager) saidBy(pr *proc) *transcript {
 
 // saidByRun is saidBy for a run of code.
 func (m *Manager) saidByRun(r *codeRun) *transcript {
-	ctx, cancel := m.prompt(context.WithoutCancel(m.ctx))
+	ctx, cancel := m.detached(m.ctx, r.c.box.guest)
 	defer cancel()
 	stream, err := r.c.box.guest.Items(ctx, guestwire.ItemsRequest{Context: r.c.id, Run: r.id})
 	if err != nil {

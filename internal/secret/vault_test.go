@@ -17,6 +17,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/testenv"
 )
 
 var (
@@ -471,7 +472,7 @@ func TestExternalSources(t *testing.T) {
 		}
 	}
 	cancel()
-	<-done
+	testenv.Receive(t, "it ends", done)
 	// One that fails keeps its value and says so.
 	write("short")
 	if _, err := v.Rotate(t.Context(), admin, "file", Value{}); !errs.Is(err, errs.Unavailable) {

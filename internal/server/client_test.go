@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"casemate.dev/client"
+	"casemate.dev/internal/testenv"
 )
 
 // newBox starts a server and makes a sandbox through the socket.
@@ -106,7 +107,7 @@ func TestClientProcesses(t *testing.T) {
 	if _, err := c.Processes.ReadOutput(ctx, box, "nobody", 0, 0, 0); client.KindOf(err) != client.NotFound {
 		t.Errorf("ReadOutput of nothing = %v", err)
 	}
-	if err := <-attached; err != nil || seen.String() != "up\n" {
+	if err := testenv.Receive(t, "the one that follows ends", attached); err != nil || seen.String() != "up\n" {
 		t.Errorf("Attach = %v, output %q", err, seen.String())
 	}
 	if _, err := c.Processes.Execute(ctx, box, &client.ProcessSpec{Argv: []string{"no-such-program"}}, nil); err != nil && client.KindOf(err) == client.Internal {
@@ -137,14 +138,14 @@ func TestClientTerminal(t *testing.T) {
 	screen.waitFor(t, "/dev/pts/")
 	_, _ = io.WriteString(typed, "hello\n")
 	screen.waitFor(t, "hello")
-	if err := errors.Join(c.Processes.Kill(t.Context(), box, "typing"), <-done); err != nil {
+	if err := errors.Join(c.Processes.Kill(t.Context(), box, "typing"), testenv.Receive(t, "the shell ends", done)); err != nil {
 		t.Error(err)
 	}
 	screen, _, sizes, done := shell("sizing", "while stty size; do sleep 0.01; done")
 	screen.waitFor(t, "5 6")
 	sizes <- &client.Terminal{Rows: 33, Cols: 44}
 	screen.waitFor(t, "33 44")
-	if err := errors.Join(c.Processes.Kill(t.Context(), box, "sizing"), <-done); err != nil {
+	if err := errors.Join(c.Processes.Kill(t.Context(), box, "sizing"), testenv.Receive(t, "the shell ends", done)); err != nil {
 		t.Error(err)
 	}
 }

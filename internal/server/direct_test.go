@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"casemate.dev/internal/testenv"
 )
 
 // front is a server with a direct before net/http, whose answers say which of the two gave them.
@@ -188,9 +190,9 @@ func TestDirectCallEndsWithItsCaller(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	k.say(unary("wait"))
-	<-begun
+	testenv.Receive(t, "the call begins", begun)
 	_ = k.Close()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	if err := testenv.Receive(t, "the call ends", ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
@@ -211,7 +213,7 @@ func TestDirectShutsDown(t *testing.T) {
 		t.Fatal(got)
 	}
 	busy.say(unary("x"))
-	<-begun
+	testenv.Receive(t, "the call begins", begun)
 	down := make(chan error, 1)
 	go func() {
 		err := f.http.Shutdown(t.Context())
@@ -230,13 +232,13 @@ func TestDirectShutsDown(t *testing.T) {
 	if got := busy.hear(); got != "200 direct done" {
 		t.Errorf("%s", got)
 	}
-	if err := <-down; err != nil {
+	if err := testenv.Receive(t, "it is down", down); err != nil {
 		t.Error(err)
 	}
 	if _, err := busy.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("after its call: %v", err)
 	}
-	if err := <-f.served; !errors.Is(err, http.ErrServerClosed) {
+	if err := testenv.Receive(t, "it serves no more", f.served); !errors.Is(err, http.ErrServerClosed) {
 		t.Error(err)
 	}
 }

@@ -148,7 +148,7 @@ func TestRunEndsWithAListener(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Run(context.Background()) }()
 	_ = s.listeners[0].Close()
-	if err := <-done; err == nil {
+	if err := testenv.Receive(t, "the server ends", done); err == nil {
 		t.Error("Run ended without an error")
 	}
 	if err := s.Close(); err != nil {

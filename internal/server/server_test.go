@@ -90,7 +90,7 @@ func start(t *testing.T, cfg Config) running {
 		}
 		stopped = true
 		cancel()
-		return errors.Join(<-done, s.Close())
+		return errors.Join(testenv.Receive(t, "the server ends", done), s.Close())
 	}
 	t.Cleanup(func() {
 		if err := stop(); err != nil {
@@ -196,7 +196,7 @@ func TestRestartKeepsSandboxes(t *testing.T) {
 			client.RunOptions{Stdout: &out, Started: func(*client.Process) { close(started) }})
 		ended <- err
 	}()
-	<-started
+	testenv.Receive(t, "the process starts", started)
 	if _, err := c.Processes.WriteInput(t.Context(), sb.GetId(), "p", 0, []byte("before "), false); err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestRestartKeepsSandboxes(t *testing.T) {
 	if _, err := c.Processes.WriteInput(t.Context(), sb.GetId(), "p", 7, []byte("after"), true); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err != nil || out.String() != "before after" {
+	if err := testenv.Receive(t, "the run ends", ended); err != nil || out.String() != "before after" {
 		t.Errorf("Run = %v, output %q", err, out.String())
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/testenv"
 )
 
 // box stands for the domain: it knows one sandbox and the commits of the store.
@@ -633,7 +634,7 @@ func TestWatchMissesNothing(t *testing.T) {
 				t.Errorf("watch: %v", err)
 			}
 		})
-		<-s.ready
+		testenv.Receive(t, "the watch is there", s.ready)
 	}
 	var pieces []string
 	watching.Go(func() {
@@ -715,11 +716,11 @@ func BenchmarkWatch(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Watch(ctx, me, WatchQuery{Agent: "helper"}, s) }()
-	<-s.ready
+	testenv.Receive(b, "the watch is there", s.ready)
 	for b.Loop() {
 		w.set(b, plan(), "{}", nil)
 		s.hold <- struct{}{}
 	}
 	cancel()
-	<-done
+	testenv.Receive(b, "the watch ends", done)
 }

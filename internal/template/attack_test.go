@@ -260,7 +260,7 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 	_ = release.CloseWithError(io.ErrUnexpectedEOF)
 	for range maxUploads {
-		if err := <-over; err == nil {
+		if err := testenv.Receive(t, "the upload ends", over); err == nil {
 			t.Error("an upload that broke off is kept")
 		}
 	}

@@ -407,7 +407,7 @@ func TestCredentialsOfOneImage(t *testing.T) {
 		"private.test/moved:1": {"elsewhere.test/app:1", Credentials{}},
 	} {
 		b := s.build(alice, Request{Name: "web", From: from, FromAuth: auth})
-		if got := <-asked; got != want {
+		if got := testenv.Receive(t, "the image is asked for", asked); got != want {
 			t.Errorf("%s: asked for %s, the right credentials: %v", from, got.ref, got.auth == want.auth)
 		}
 		if text := fmt.Sprintf("%v %+v %#v", b, b, b) + s.logText(alice, b.ID); strings.Contains(text, auth.Password) {

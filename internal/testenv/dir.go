@@ -89,6 +89,35 @@ func poll(limit time.Duration, ok func() bool) bool {
 	}
 }
 
+// Receive returns what comes from ch, or the zero value once it is closed, and fails the test where neither happens while
+// anything may take. It must be called by the test's own goroutine. A wait without a bound would cost the time limit of all
+// tests of a package, and say nothing.
+func Receive[T any](t testing.TB, what string, ch <-chan T) T {
+	t.Helper()
+	late := time.NewTimer(busy)
+	defer late.Stop()
+	select {
+	case v := <-ch:
+		return v
+	case <-late.C:
+		t.Fatalf("after %v still not: %s", busy, what)
+		panic("unreachable")
+	}
+}
+
+// overdue is far above what any test with a sandbox takes, and leaves room for others of its package.
+const overdue = 5 * time.Minute
+
+// Overdue fails a test that is not over after five minutes, and calls unblock, which is to make its waits end, as by
+// taking down the sandbox that it waits for.
+func Overdue(t testing.TB, unblock func()) {
+	late := time.AfterFunc(overdue, func() {
+		t.Errorf("after %v the test still waits: what it waits for is ended", overdue)
+		unblock()
+	})
+	t.Cleanup(func() { late.Stop() })
+}
+
 // ours reports whether a host path or name was made by this test binary.
 func ours(s string, dirs []string) bool {
 	if strings.Contains(s, tag()) {

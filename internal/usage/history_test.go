@@ -100,5 +100,5 @@ func TestRunEnds(t *testing.T) {
 		return len(in) > 0
 	})
 	cancel()
-	<-done
+	testenv.Receive(t, "it ends", done)
 }

@@ -57,7 +57,7 @@ func uploads(t *testing.T, b *box) {
 func endlessOutput(t *testing.T, b *box) {
 	const size, most = 256 << 20, 128 << 20
 	before := peak(t, strconv.Itoa(b.Server()))
-	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}, User: root}, nil)
+	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}, User: root, Timeout: unhurried()}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"casemate.dev/client"
 	"casemate.dev/internal/server"
 	"casemate.dev/internal/testenv"
@@ -121,7 +123,7 @@ func (p *place) stop(all bool) {
 	}
 	p.Close()
 	p.end()
-	if err := <-p.run; err != nil {
+	if err := testenv.Receive(p.t, "the server ends", p.run); err != nil {
 		p.t.Errorf("serve: %v", err)
 	}
 	if err := p.srv.Close(); err != nil {
@@ -146,7 +148,9 @@ func (p *place) create(rules ...string) *client.Sandbox {
 // sh runs a script and returns what it printed, both streams together, and how it ended.
 func (p *place) sh(s *client.Sandbox, script string) (string, *client.Process) {
 	p.t.Helper()
-	r, err := p.Processes.Execute(p.t.Context(), s.GetId(), &client.ProcessSpec{Argv: []string{"bash", "-c", "exec 2>&1\n" + script}}, nil)
+	// A slow machine may take long; a server's own limit for who names none is short.
+	spec := &client.ProcessSpec{Argv: []string{"bash", "-c", "exec 2>&1\n" + script}, Timeout: durationpb.New(10 * time.Minute)}
+	r, err := p.Processes.Execute(p.t.Context(), s.GetId(), spec, nil)
 	if err != nil {
 		p.t.Fatal(err)
 	}

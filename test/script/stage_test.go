@@ -141,7 +141,7 @@ func startFake(t *testing.T) *stage {
 	go func() { done <- srv.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
+		if err := testenv.Receive(t, "the server ends", done); err != nil {
 			t.Errorf("serve: %v", err)
 		}
 		if err := srv.Close(); err != nil {

@@ -137,6 +137,7 @@ func (h *host) start(t *testing.T, p isolation.Profile) *box {
 			t.Errorf("delete: %v", err)
 		}
 	})
+	testenv.Overdue(t, func() { _ = b.inst.Destroy(context.Background()) })
 	return b
 }
 

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -114,7 +113,17 @@ func TestNoOtherPosture(t *testing.T) {
 				}
 				seen := map[string]bool{}
 				var others []string
-				for limit := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+				defer func() {
+					for _, o := range others {
+						t.Errorf("a process is as no snapshot says: %s", o)
+					}
+					for _, name := range known {
+						if !seen[name] {
+							t.Errorf("no process is as %s says", name)
+						}
+					}
+				}()
+				testenv.Eventually(t, patience, "each process is as a snapshot says, and each snapshot has one", func() bool {
 					if _, err := b.Read(t.Context(), "/etc/passwd"); err != nil { // what serves files is there, and stays for a while
 						t.Fatal(err)
 					}
@@ -128,18 +137,8 @@ func TestNoOtherPosture(t *testing.T) {
 							others = append(others, args+"\n"+now)
 						}
 					}
-					if len(others) == 0 && len(seen) == len(known) || time.Now().After(limit) {
-						break
-					}
-				}
-				for _, o := range others {
-					t.Errorf("a process is as no snapshot says: %s", o)
-				}
-				for _, name := range known {
-					if !seen[name] {
-						t.Errorf("no process is as %s says", name)
-					}
-				}
+					return len(others) == 0 && len(seen) == len(known)
+				})
 			})
 		}
 	}
@@ -434,10 +433,23 @@ func compare(t *testing.T, name string, b *box, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for limit := time.Now().Add(2 * time.Minute); got != string(want) && time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
-		got = posture(t, b, pid)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("the posture of %s changed (-snapshot +now); if that is meant, run this test with -update:\n%s", name, diff)
-	}
+	becomes(t, "the posture of "+name+" (-snapshot +now; if a change is meant, run this test with -update)", string(want), func() string {
+		return posture(t, b, pid)
+	})
+}
+
+// becomes waits until what is seen is as it should be: for a moment, something may be on its way. What stays different is
+// shown.
+func becomes[T any](t *testing.T, what string, want T, look func() T) {
+	t.Helper()
+	var diff string
+	defer func() {
+		if diff != "" {
+			t.Errorf("%s:\n%s", what, diff)
+		}
+	}()
+	testenv.Eventually(t, patience, what+" is as it should be", func() bool {
+		diff = cmp.Diff(want, look())
+		return diff == ""
+	})
 }

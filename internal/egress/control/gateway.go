@@ -20,7 +20,7 @@ import (
 // The server's patience with the gateway.
 const (
 	callTimeout  = 10 * time.Second
-	startTimeout = 10 * time.Second
+	startTimeout = 30 * time.Second
 	// restartPause grows up to restartMost where one start after the other fails.
 	restartPause = 100 * time.Millisecond
 	restartMost  = 10 * time.Second

@@ -70,7 +70,7 @@ func TestTakenDownWithoutSecrets(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s := <-seen; !strings.Contains(s, value(1)) || strings.Contains(s, placeholder(2)) {
+			if s := testenv.Receive(t, "the server sees the request", seen); !strings.Contains(s, value(1)) || strings.Contains(s, placeholder(2)) {
 				t.Fatalf("the server saw %q", s)
 			}
 			e := w.await(egress.EventRequest)[0]

@@ -37,7 +37,7 @@ const (
 	// forkLimit bounds how long a zygote may take to fork, which is a millisecond or few.
 	forkLimit = 10 * time.Second
 	// reapLimit bounds how long it may take to reap what has ended.
-	reapLimit = 2 * time.Second
+	reapLimit = 10 * time.Second
 )
 
 func newForks(c *interpreter) *forks { return &forks{c: c, waiting: make(map[int]chan message)} }

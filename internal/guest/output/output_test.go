@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/testenv"
 )
 
 const (
@@ -237,7 +238,7 @@ func TestHolderLosesNothing(t *testing.T) {
 		}
 		next = p.Offset + int64(len(p.Data))
 	}
-	<-done
+	testenv.Receive(t, "the reader ends", done)
 	if next != total {
 		t.Fatalf("%d bytes of %d", next, total)
 	}

@@ -2,12 +2,14 @@ package signals
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -64,7 +66,10 @@ func TestShield(t *testing.T) {
 	testenv.Root(t)
 	for name, want := range map[string]bool{"shielded": true, "bare": false} {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.Command("/proc/self/exe", playInit, name)
+			// Go's own end by SIGQUIT and the like may hang, which is no survival either.
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "/proc/self/exe", playInit, name)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
 			out, err := cmd.StdoutPipe()
 			if err != nil {

@@ -213,9 +213,13 @@ func (b *box) prints(script, want string) {
 // until waits until the process has printed want.
 func (r *running) until(want string) {
 	r.box.t.Helper()
-	testenv.Eventually(r.box.t, patience, "the process prints "+want, func() bool {
-		return strings.Contains(r.output(guestwire.OutputRequest{}).all.String(), want)
-	})
+	testenv.Eventually(r.box.t, patience, "the process prints "+want, func() bool { return r.said(want) })
+}
+
+// said reports whether the process has printed that.
+func (r *running) said(want string) bool {
+	r.box.t.Helper()
+	return strings.Contains(r.output(guestwire.OutputRequest{}).all.String(), want)
 }
 
 func (r *running) empty() bool {

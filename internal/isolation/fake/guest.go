@@ -23,6 +23,9 @@ func (m *machine) serve(conn net.Conn) {
 	}
 	if m.appliedNow().Runtime != "" {
 		m.gate(context.Background())
+		if m.dead() { // it died as it stood, and answers nothing
+			return
+		}
 	}
 	if err == nil {
 		err = m.answer(c, call)

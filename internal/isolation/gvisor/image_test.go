@@ -19,6 +19,7 @@ import (
 	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/conformance"
+	"casemate.dev/internal/testenv"
 )
 
 // counter counts in its memory alone, one line a step.
@@ -45,6 +46,7 @@ func newBox(t *testing.T, inst isolation.Instance) *box {
 			t.Errorf("destroy: %v", err)
 		}
 	})
+	testenv.Overdue(t, func() { _ = inst.Destroy(context.Background()) })
 	return &box{t, inst, guestwire.NewClient(inst.Dial)}
 }
 

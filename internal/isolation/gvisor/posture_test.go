@@ -161,7 +161,7 @@ func TestOuterLimit(t *testing.T) {
 		}
 		info, err := guest.Wait(t.Context(), "p")
 		if c.ends {
-			<-i.Done()
+			testenv.Receive(t, "it ends", i.Done())
 			continue
 		}
 		if err != nil || info.Signal != int(unix.SIGKILL) {

@@ -174,7 +174,7 @@ func TestReactions(t *testing.T) {
 
 	kill := start(t, b, observed(conformance.Spec(t, isolation.Standard), isolation.Calls{Attempts: true, OnAttempt: isolation.ReactKill}))
 	_, _ = kill.tryRun("root", "mount", "-t", "tmpfs", "none", "/mnt")
-	<-kill.inst.Done()
+	testenv.Receive(t, "the attempt ends the sandbox", kill.inst.Done())
 	if e := kill.inst.Exit(); e.Reason != "attempt" || !strings.HasPrefix(e.Detail, "mount /mnt") {
 		t.Errorf("exit is %+v", e)
 	}
@@ -244,14 +244,18 @@ print(sum(n))`
 	near := start(t, b, observed(conformance.Spec(t, isolation.Locked), isolation.Calls{Attempts: true, Exec: true}))
 	twin := start(t, b, conformance.Spec(t, isolation.Locked))
 	before := cpuOf(t, b)
-	done := make(chan string)
-	go func() { done <- x.sh("exec python3 -c '" + storm + "'") }()
+	done := make(chan string, 1)
+	go func() {
+		defer close(done) // also where it fails
+		done <- x.sh("exec python3 -c '" + storm + "'")
+	}()
 	s.awaitThat(t, "the storm", func(e isolation.CallEvent) bool { return e.Sandbox == x.inst.ID() && e.Call == "mount" })
 	wants(t, "the same sandbox, meanwhile", x.sh("/usr/bin/env echo here"), "here")
 	wants(t, "its neighbour, meanwhile", near.sh("mount -t tmpfs x /mnt 2>/dev/null; /usr/bin/env echo here"), "here")
-	made := number(t, <-done)
-	// A burst, and a hundred a second for as long as the storm lasts; on a busy machine, that may be longer than it says.
-	if made < 100 || made > 5000 {
+	made := number(t, testenv.Receive(t, "the storm ends", done))
+	// A burst, and a hundred a second for as long as the storm lasts; on a busy machine, that may be longer than it says,
+	// and few of its threads may have their turn.
+	if made < 20 || made > 5000 {
 		t.Errorf("%d calls were answered", made)
 	}
 	if spent := cpuOf(t, b) - before; spent > 1500*time.Millisecond {

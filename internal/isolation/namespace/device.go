@@ -102,7 +102,7 @@ func (i *Instance) Device(ctx context.Context) (*os.File, error) {
 }
 
 // deviceBusy is how long a device may be held by one that does not know of it.
-const deviceBusy = 5 * time.Second
+const deviceBusy = 30 * time.Second
 
 // openDevice opens the device. Its maker has closed it, but a guest that is being started on another thread
 // has a copy of every descriptor of the server until it executes its program, and keeps the device for as

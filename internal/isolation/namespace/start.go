@@ -18,8 +18,9 @@ import (
 	"casemate.dev/internal/linux/cgroup"
 )
 
-// launchTimeout bounds a launch: a guest that does not answer is killed.
-const launchTimeout = 10 * time.Second
+// launchTimeout bounds a launch: a guest that does not answer is killed. It takes milliseconds, and on a machine that has
+// far more to do than it can, many seconds.
+const launchTimeout = time.Minute
 
 // restoreTimeout is launchTimeout where a runtime reads a memory image, which may hold gigabytes.
 const restoreTimeout = 2 * time.Minute
@@ -99,7 +100,8 @@ func launchLimit(s isolation.Spec) time.Duration {
 
 // launch turns a waiting guest into an instance.
 func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, cpus []int) (*Instance, error) {
-	ctx, cancel := context.WithTimeout(ctx, launchLimit(s))
+	limit := launchLimit(s)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errs.New(errs.DeadlineExceeded, "the guest did not come up within %s", limit))
 	defer cancel()
 
 	// The record comes first: from the launch on, the guest no longer ends with the server.
@@ -245,7 +247,7 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 // explainLaunch adds to a failed launch what the guest left behind.
 func (b *Backend) explainLaunch(ctx context.Context, g *guest, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("launch: %w", err)
+		return fmt.Errorf("launch: %w", context.Cause(ctx))
 	}
 	if errs.Is(err, errs.Unavailable) {
 		// The connection broke: the guest is dead, and what it wrote last says why.

@@ -194,7 +194,7 @@ func configure(c Config) (int, error) {
 // the link (addrconf_dad_work in net/ipv6/addrconf.c). What arrives for it before is dropped, and whoever
 // waits for it sends again a second later.
 const (
-	addrLimit = 2 * time.Second
+	addrLimit = 20 * time.Second
 	addrEvery = 100 * time.Microsecond
 )
 

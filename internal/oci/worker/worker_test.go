@@ -255,7 +255,7 @@ func TestPosture(t *testing.T) {
 	if err := feed.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err != nil {
+	if err := testenv.Receive(t, "the worker ends", ended); err != nil {
 		t.Errorf("an empty layer: %v", err)
 	}
 }
@@ -263,7 +263,7 @@ func TestPosture(t *testing.T) {
 func TestCancel(t *testing.T) {
 	pid, _, ended, cancel := waiting(t)
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	if err := testenv.Receive(t, "the worker ends", ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
@@ -276,7 +276,7 @@ func TestKilled(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; !errs.Is(err, errs.Internal) || !strings.Contains(err.Error(), "killed") {
+	if err := testenv.Receive(t, "the worker ends", ended); !errs.Is(err, errs.Internal) || !strings.Contains(err.Error(), "killed") {
 		t.Errorf("%v", err)
 	}
 }
