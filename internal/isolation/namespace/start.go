@@ -98,10 +98,13 @@ func launchLimit(s isolation.Spec) time.Duration {
 	return launchTimeout
 }
 
+func bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, limit, errs.New(errs.DeadlineExceeded, "the guest did not come up within %s", limit))
+}
+
 // launch turns a waiting guest into an instance.
 func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, cpus []int) (*Instance, error) {
-	limit := launchLimit(s)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errs.New(errs.DeadlineExceeded, "the guest did not come up within %s", limit))
+	ctx, cancel := bounded(ctx, launchLimit(s))
 	defer cancel()
 
 	// The record comes first: from the launch on, the guest no longer ends with the server.
