@@ -26,7 +26,7 @@ def call(name, *args):
     if n is None:
         print(name, "refused ENOSYS"); return -1
     r = libc.syscall(*[ctypes.c_long(a) if isinstance(a, int) else a for a in (n,) + args])
-    if r == 0 and name in ("clone", "clone3"): os._exit(0) # the child: two that print at once can't be read
+    if r == 0 and name in ("clone", "clone3"): os._exit(0) # the child, which prints nothing beside its parent
     e = errno.errorcode.get(ctypes.get_errno(), "?")
     if r < 0 and e in ("EPERM", "ENOSYS", "EACCES"):
         print(name, "refused", e)
@@ -38,7 +38,7 @@ def call(name, *args):
     return r
 `
 
-// prelude gives scripts the same as "sc NAME ARGUMENTS…", and "tcp HOST PORT".
+// prelude, in which pythonPrelude stands between single quotes, gives scripts the same as "sc NAME ARGUMENTS…", and "tcp HOST PORT".
 const prelude = `
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 sc() { /usr/bin/python3 -c '` + pythonPrelude + `

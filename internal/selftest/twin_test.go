@@ -180,6 +180,9 @@ func atoi(s string) int {
 
 // TestEveryCaseCanFail wants a twin for each case, or a reason.
 func TestEveryCaseCanFail(t *testing.T) {
+	if strings.Contains(pythonPrelude, "'") {
+		t.Error("the shell's prelude holds Python's between single quotes, and it has one")
+	}
 	seen := map[string]bool{}
 	for _, c := range Cases() {
 		if seen[c.ID] {
