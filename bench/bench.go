@@ -55,6 +55,7 @@ func rows() []row {
 		{"process-true", "process true over HTTP", processTrue},
 		{"process-1000", "1,000 processes in a row", process1000},
 		{"journal", "what the journal adds to a process", journalRow},
+		{"verify", "verification of a bundle of 500 processes", verifyRow},
 		{"file-changes", "0.3 s of work with 10 changed files, recorded", fileChanges},
 		{"throughput-8", "process true, 8 clients", throughput},
 		{"context-warm", "1+1 in a warm Python context", contextWarm},

@@ -49,6 +49,15 @@ func TestJournalRow(t *testing.T) {
 	}
 }
 
+// TestVerifyRow measures it in the same way.
+func TestVerifyRow(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	r, err := verifyRow(t.Context(), &bench{o: Options{Quick: true}})
+	if err != nil || r.N != 4 || r.P50 <= 0 || len(r.Budgets) != 1 || r.Peers["sha256"].P50 <= 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // TestFloor runs the floor's program and its stand-in: both must measure something of a sane size.
 func TestFloor(t *testing.T) {
 	f, err := newFloor(t.Context())

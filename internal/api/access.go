@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/observe"
 	"casemate.dev/internal/policy"
 	v1 "casemate.dev/proto/casemate/v1"
 )
@@ -23,9 +24,8 @@ type gate struct {
 
 // method is what the gate knows of one RPC.
 type method struct {
-	name   string // "casemate.v1.SandboxService/GetSandbox"
 	access policy.Access
-	calls  calls
+	calls  *observe.Method
 }
 
 var _ connect.Interceptor = (*gate)(nil)
@@ -36,7 +36,7 @@ func newGate(a *API) *gate {
 		for i := range s.Methods().Len() {
 			m := s.Methods().Get(i)
 			name := procedureOf(m)
-			g.methods[name] = &method{name: strings.TrimPrefix(name, "/"), access: accessOf(m)}
+			g.methods[name] = &method{access: accessOf(m), calls: a.cfg.Calls.Method(strings.TrimPrefix(name, "/"))}
 		}
 	}
 	return g
@@ -106,13 +106,14 @@ func (g *gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		procedure := req.Spec().Procedure
 		m, err := g.admit(ctx, procedure)
-		ctx, c := g.begin(ctx, m, req.Header(), err == nil)
+		ctx, c := m.begin(ctx, req.Header(), err == nil)
+		defer c.End(observe.Aborted())
 		if err != nil {
-			c.end(err)
+			c.End(outcome(err))
 			return nil, g.api.rpcError(ctx, procedure, err)
 		}
 		resp, err := next(ctx, req)
-		c.end(err)
+		c.End(outcome(err))
 		if err != nil {
 			return nil, g.api.proveError(g.api.rpcError(ctx, procedure, err))
 		}
@@ -126,15 +127,16 @@ func (g *gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		procedure := conn.Spec().Procedure
 		m, err := g.admit(ctx, procedure)
-		ctx, c := g.begin(ctx, m, conn.RequestHeader(), err == nil)
+		ctx, c := m.begin(ctx, conn.RequestHeader(), err == nil)
+		defer c.End(observe.Aborted())
 		if err != nil {
-			c.end(err)
+			c.End(outcome(err))
 			return g.api.rpcError(ctx, procedure, err)
 		}
 		ctx, stop := g.api.whileServing(ctx)
 		defer stop()
 		err = next(ctx, conn)
-		c.end(err)
+		c.End(outcome(err))
 		if err != nil {
 			return g.api.proveError(g.api.rpcError(ctx, procedure, err))
 		}
@@ -156,7 +158,8 @@ type plainHandler func(w http.ResponseWriter, r *http.Request) error
 func (g *gate) twin(procedure string, h plainHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		m, err := g.admit(r.Context(), procedure)
-		ctx, c := g.begin(r.Context(), m, r.Header, err == nil)
+		ctx, c := m.begin(r.Context(), r.Header, err == nil)
+		defer c.End(observe.Aborted())
 		if err == nil {
 			ctx, stop := g.api.whileServing(ctx)
 			defer stop()
@@ -166,7 +169,7 @@ func (g *gate) twin(procedure string, h plainHandler) http.HandlerFunc {
 			err = g.api.guarded(h, w, r)
 			proving.end()
 		}
-		c.end(err)
+		c.End(outcome(err))
 		if err != nil {
 			g.api.writeError(w, r, err)
 		}

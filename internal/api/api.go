@@ -22,13 +22,13 @@ import (
 	"connectrpc.com/grpcreflect"
 
 	"casemate.dev/internal/metrics"
+	"casemate.dev/internal/observe"
 	"casemate.dev/internal/origin"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/secret"
 	"casemate.dev/internal/state"
 	"casemate.dev/internal/template"
-	"casemate.dev/internal/trace"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
 
@@ -63,8 +63,8 @@ type Config struct {
 	BuildTemplate BuildFunc
 	// Images moves templates and commits as images; nil: unsupported.
 	Images Images
-	// Tracer makes spans of calls; nil: there are none.
-	Tracer *trace.Tracer
+	// Calls counts calls, and makes spans of them; nil: this API's alone, without spans.
+	Calls *observe.Calls
 	// Metrics writes what the rest of the server counts; nil: nothing.
 	Metrics func(p *metrics.Page)
 }
@@ -106,6 +106,9 @@ func New(cfg Config) (*API, error) {
 	}
 	if cfg.KeepAlive == 0 {
 		cfg.KeepAlive = 15 * time.Second
+	}
+	if cfg.Calls == nil {
+		cfg.Calls = observe.New(nil)
 	}
 	a := &API{cfg: cfg, log: cfg.Log, hosts: origin.New(cfg.Hosts)}
 	a.draining, a.drain = context.WithCancelCause(context.Background())

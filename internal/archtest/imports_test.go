@@ -50,6 +50,7 @@ var layers = [...][]string{
 	{"internal/testenv/"},
 	{"internal/fakenet/"},
 	{"internal/linux/"},
+	{"internal/observe/"},
 	{"internal/trace/"},
 	{"internal/otlp/"},
 	{"internal/errs/", "internal/durable/", "internal/cleanup/", "internal/clock/", "internal/id/", "internal/metrics/", "docs/"},

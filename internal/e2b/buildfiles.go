@@ -81,6 +81,6 @@ func (a *API) takeFiles(r *http.Request) error {
 	if !valid {
 		return fail(http.StatusForbidden, "the key that the address was given to is not valid any more")
 	}
-	_, err = a.cfg.Builder.PutFiles(r.Context(), sandbox.Principal{ID: owner}, hash, r.Body)
+	_, err = a.cfg.Builder.PutFiles(admitted(r).Context(), sandbox.Principal{ID: owner}, hash, r.Body)
 	return err
 }

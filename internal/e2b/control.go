@@ -110,7 +110,7 @@ func (a *API) serveControl(w http.ResponseWriter, r *http.Request) {
 
 // guard lets through to a route whoever may use it.
 func (a *API) guard(rt route) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return a.counting(rt.pattern, func(w http.ResponseWriter, r *http.Request) {
 		c := call{w: w, r: r}
 		if rt.access != policy.Open {
 			var err error
@@ -123,11 +123,12 @@ func (a *API) guard(rt route) http.HandlerFunc {
 			a.answerError(w, r, errs.New(errs.PermissionDenied, "this key may not do that"))
 			return
 		}
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		c.r = admitted(r)
+		c.r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		if err := guarded(rt.handler, c); err != nil {
 			a.answerError(w, r, err)
 		}
-	}
+	})
 }
 
 // authenticate finds who asks: by X-API-Key, or as E2B's command line by a bearer token.

@@ -52,6 +52,11 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) 
 			return
 		}
 	}
+	count(a.dataMethod(r, to.port), w, r, func(w http.ResponseWriter, r *http.Request) { a.serveTo(w, r, to) })
+}
+
+// serveTo is serveData for what is counted.
+func (a *API) serveTo(w http.ResponseWriter, r *http.Request, to destination) {
 	s, err := a.cfg.Manager.Get(r.Context(), server(), to.sandbox)
 	if err != nil || s.ID != to.sandbox || s.State != sandbox.Running && s.State != sandbox.Paused {
 		if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.InvalidArgument) {
@@ -69,6 +74,7 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) 
 // serveAdmitted serves a request by somebody who may make it, and wakes a paused sandbox for it.
 func (a *API) serveAdmitted(w http.ResponseWriter, r *http.Request, to destination, s sandbox.Sandbox) {
 	k := keptOf(s)
+	r = admitted(r)
 	owner := sandbox.Principal{ID: s.Owner}
 	if s.State == sandbox.Paused && (isHealth(r, to) || !a.wake(r, owner, s, k)) {
 		notThere(s.ID).write(w, r)
@@ -162,6 +168,9 @@ func (a *API) forward(w http.ResponseWriter, r *http.Request, to destination, ow
 		a.interpreter.ServeSandbox(w, r, owner, s)
 		return
 	}
+	if c := countedOf(r.Context()); c != nil {
+		c.forwarded = true
+	}
 	k := keptOf(s)
 	path := r.URL.EscapedPath()
 	if path == "" {
@@ -180,9 +189,11 @@ func (a *API) unreachable(w http.ResponseWriter, r *http.Request, to destination
 	case r.Context().Err() != nil:
 		return // the client has left, or the sandbox has
 	case errs.Is(err, errs.ResourceExhausted), errs.Is(err, errs.DeadlineExceeded):
+		CallFailed(r.Context(), errs.KindOf(err))
 		a.answerError(w, r, err)
 		return
 	}
+	CallFailed(r.Context(), errs.FailedPrecondition) // nothing listens there
 	outage{
 		SandboxID: to.sandbox, Message: "The sandbox is running but port is not open", Port: to.port, Code: http.StatusBadGateway,
 	}.write(w, r)

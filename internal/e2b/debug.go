@@ -35,7 +35,9 @@ func (a *API) Debug(port int) http.Handler {
 			a.answerError(w, r, err)
 			return
 		}
-		a.serveAdmitted(w, r, destination{sandbox: s.ID, port: port}, s)
+		count(a.dataMethod(r, port), w, r, func(w http.ResponseWriter, r *http.Request) {
+			a.serveAdmitted(w, r, destination{sandbox: s.ID, port: port}, s)
+		})
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"casemate.dev/internal/e2b/interpreter"
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/observe"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/portproxy"
 	"casemate.dev/internal/sandbox"
@@ -55,6 +56,8 @@ type Config struct {
 	Secret []byte
 	// Domain is the name below which <port>-<id>.<domain> leads here, perhaps with a port; "": none.
 	Domain string
+	// Calls counts calls, and makes spans of them; nil: this API's alone, without spans.
+	Calls *observe.Calls
 	// Log takes the causes of internal errors; nil: nowhere.
 	Log *slog.Logger
 }
@@ -91,6 +94,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Calls == nil {
+		cfg.Calls = observe.New(nil)
+	}
 	a := &API{
 		cfg: cfg, log: cfg.Log, tokens: newTokens(cfg.Secret), ports: portproxy.New(cfg.Manager), search: make(chan struct{}, 2), pending: make(map[string]*pendingBuild),
 	}
@@ -100,7 +106,8 @@ func New(cfg Config) (*API, error) {
 	for _, r := range a.routes() {
 		a.mux.Handle(r.pattern, a.guard(r))
 	}
-	a.mux.HandleFunc("PUT /templates/{id}/files/{hash}", a.putFiles) // its signature stands for a key
+	const files = "PUT /templates/{id}/files/{hash}"
+	a.mux.HandleFunc(files, a.counting(files, a.putFiles)) // its signature stands for a key
 	return a, nil
 }
 

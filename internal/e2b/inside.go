@@ -69,7 +69,10 @@ func (a *API) answerInside(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusForbidden, "pages may not run code")
 		return
 	}
-	a.interpreter.ServeSandbox(w, r, sandbox.Principal{ID: s.Owner, Inside: true}, s)
+	// Counted, and never with a span: whoever is inside could add to anybody's trace.
+	count(a.dataMethod(r, interpreterPort), w, r, func(w http.ResponseWriter, r *http.Request) {
+		a.interpreter.ServeSandbox(w, r, sandbox.Principal{ID: s.Owner, Inside: true}, s)
+	})
 }
 
 // handed is a listener whose connections are handed to it.

@@ -351,6 +351,14 @@ func tamperings(t testing.TB, foreign *parts) []tampering {
 			b.events[i] = append([][]byte{recomputed(t, b.events[i][0])}, b.events[i][1:]...)
 			return i
 		}},
+		{"frame", func(r *rand.Rand, b *parts) int {
+			if lines := [][][]byte{b.head, b.tail}; r.IntN(2) == 0 {
+				b.head = changed(r, lines[0])
+			} else {
+				b.tail = changed(r, lines[1])
+			}
+			return -1
+		}},
 		{"another's seal", func(_ *rand.Rand, b *parts) int {
 			b.tail = foreign.tail
 			return -1
@@ -362,7 +370,7 @@ func tamperings(t testing.TB, foreign *parts) []tampering {
 	}
 }
 
-// TestSoakTamperingShows tampers with a bundle of 500 events at random, each time in one of nine ways, and wants the
+// TestSoakTamperingShows tampers with a bundle of 500 events at random, each time in one of ten ways, and wants the
 // first wrong event named.
 func TestSoakTamperingShows(t *testing.T) {
 	l, _ := openSigned(t, t.TempDir())
@@ -372,7 +380,7 @@ func TestSoakTamperingShows(t *testing.T) {
 	told(t, other, "s", 40)
 	kinds := tamperings(t, take(export(t, other, "s")))
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same each time
-	for i := range rounds(200, 3000) {
+	for i := range rounds(200, 10_000) {
 		k := kinds[i%len(kinds)]
 		b := whole.clone()
 		want := k.do(r, b)
@@ -387,7 +395,7 @@ func TestSoakTamperingShows(t *testing.T) {
 func TestSoakCleanBundlesRaiseNoAlarm(t *testing.T) {
 	l, _ := openSigned(t, t.TempDir())
 	var heads [][]byte
-	for i := range rounds(60, 300) {
+	for i := range rounds(60, 1000) {
 		told(t, l, "s", 1+i%3)
 		head, err := l.Checkpoint()
 		if err != nil {

@@ -25,6 +25,8 @@ const (
 	maxHeads = 4096
 	// maxBacklog is how many events wait for a disk that refuses them.
 	maxBacklog = 4096
+	// retryEvery is how long a disk that refuses them is left alone, once so many wait.
+	retryEvery = time.Second
 	// pageSize is how many events are read at once.
 	pageSize = 1000
 )
@@ -66,7 +68,11 @@ type Log struct {
 	mu      sync.Mutex
 	heads   map[string]*head
 	backlog []late // gaps and posted events that the disk refused, by age
-	dropped int    // posted events that the backlog had no room for
+	// retrying is how many of them are on their way to the disk again; retried is when a full backlog was last.
+	retrying int
+	retried  time.Time
+	// dropped counts the events that found no place at all, by stream, until a gap there tells of them.
+	dropped map[string]int
 	// recorded and gaps count events since the log was opened.
 	recorded, gaps uint64
 	// posted are events that lie in the spool's next frame: they survive with the next spooled one.
@@ -100,7 +106,7 @@ func Open(db *store.DB, o Options) *Log {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Log{db: db, strict: o.Strict, clock: o.Clock, log: o.Log, stopped: make(chan struct{}), heads: make(map[string]*head)}
+	return &Log{db: db, strict: o.Strict, clock: o.Clock, log: o.Log, stopped: make(chan struct{}), heads: make(map[string]*head), dropped: make(map[string]int)}
 }
 
 // Record implements Recorder.
@@ -125,19 +131,67 @@ func (l *Log) enqueue(e Event, instead func(Event) Event, waited bool, with []st
 	facts := encode(e.Facts)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h, err := l.headLocked(e.Sandbox)
-	switch {
-	case err != nil:
-	case l.closed:
-		err = errs.New(errs.Unavailable, "cannot record what happens: the journal is closed")
-	case len(l.backlog) >= maxBacklog:
-		err = errs.New(errs.Unavailable, "cannot record what happens: too much waits for the disk already")
-	}
+	h, err := l.placeLocked(e.Sandbox)
 	if err != nil {
-		l.dropped++
+		l.dropLocked(e.Sandbox)
 		return failed(e, err)
 	}
+	if l.dropped[e.Sandbox] > 0 {
+		l.tellLocked(h, e.Sandbox)
+	}
+	return l.queueLocked(h, e, facts, instead, waited, with)
+}
+
+// placeLocked returns the head of a stream that the next event of it can be put behind. Where the disk refuses, it can't.
+func (l *Log) placeLocked(stream string) (*head, error) {
+	h, err := l.headLocked(stream)
+	switch {
+	case err != nil:
+		return nil, err
+	case l.closed:
+		return nil, errs.New(errs.Unavailable, "cannot record what happens: the journal is closed")
+	case len(l.backlog)+l.retrying >= maxBacklog:
+		if now := l.clock.Now(); l.retrying == 0 && now.Sub(l.retried) >= retryEvery {
+			l.retried = now
+			l.flushBacklogLocked() // it may have become able to
+		}
+		return nil, errs.New(errs.Unavailable, "cannot record what happens: too much waits for the disk already")
+	}
 	l.flushBacklogLocked()
+	return h, nil
+}
+
+// dropLocked takes note of an event that found no place.
+func (l *Log) dropLocked(stream string) {
+	if _, ok := l.dropped[stream]; !ok && len(l.dropped) >= maxHeads {
+		stream = ServerStream
+	}
+	l.dropped[stream]++
+}
+
+// tellLocked records how many events of a stream found no place.
+func (l *Log) tellLocked(h *head, stream string) {
+	n := l.dropped[stream]
+	delete(l.dropped, stream)
+	e := Event{Sandbox: stream, Type: Gap, Actor: "server"}.With(Server, gapFacts{Reason: "there was no place for it", Dropped: n})
+	l.queueLocked(h, e, encode(e.Facts), func(e Event) Event { return e }, false, nil)
+}
+
+// tellDropped records, in each stream where events found no place, how many.
+func (l *Log) tellDropped() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for stream := range l.dropped {
+		h, err := l.placeLocked(stream)
+		if err != nil {
+			return // the disk refuses still
+		}
+		l.tellLocked(h, stream)
+	}
+}
+
+// queueLocked gives an event its counter and its place.
+func (l *Log) queueLocked(h *head, e Event, facts []byte, instead func(Event) Event, waited bool, with []store.Write) Pending {
 	if e.Time.IsZero() {
 		e.Time = l.clock.Now()
 	}
@@ -334,14 +388,7 @@ func (l *Log) flushBacklogLocked() {
 	}
 	back := l.backlog
 	l.backlog = nil
-	if l.dropped > 0 && !back[len(back)-1].entry.ready {
-		// Which sandboxes the dropped ones belonged to is not kept: say it where the first of them is.
-		last := &back[len(back)-1]
-		last.Event = last.With(Server, map[string]any{
-			"missing": last.Type, "reason": "could not be written", "dropped_after": l.dropped,
-		})
-		l.dropped = 0
-	}
+	l.retrying += len(back)
 	var writes []store.Write
 	for _, e := range back {
 		writes = append(append(writes, add(e.Event)), e.bodyWrites()...)
@@ -352,6 +399,7 @@ func (l *Log) flushBacklogLocked() {
 	l.db.Queue(store.Change{Writes: writes, After: func(err, _ error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		l.retrying -= len(back)
 		if err != nil {
 			l.backlog = append(back, l.backlog...)
 			return

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/store"
+	"casemate.dev/internal/testenv"
 )
 
 func openLog(t testing.TB, dir string) (*Log, *store.DB) {
@@ -131,15 +133,22 @@ func TestRecordCommitsItsWritesTogether(t *testing.T) {
 	}
 }
 
+// rawDB opens the journal's database beside it.
+func rawDB(t *testing.T, dir string) *sql.DB {
+	t.Helper()
+	raw, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "casemate.db")+"?_pragma=busy_timeout(30000)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = raw.Close() })
+	return raw
+}
+
 // TestEventsWaitForADiskThatRefusesThem lets every insert fail for a while, as a full disk does.
 func TestEventsWaitForADiskThatRefusesThem(t *testing.T) {
 	dir := t.TempDir()
 	l, _ := openLog(t, dir)
-	raw, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "casemate.db")+"?_pragma=busy_timeout(5000)")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = raw.Close() }()
+	raw := rawDB(t, dir)
 	record := func(typ Type) error {
 		_, err := l.Record(t.Context(), Event{Sandbox: "s", Type: typ})
 		return err
@@ -182,17 +191,83 @@ func TestEventsWaitForADiskThatRefusesThem(t *testing.T) {
 	}
 }
 
+// A disk that refuses more than may wait: what finds no place is told of in each stream, once there is room, and the journal
+// goes on without a restart.
 func TestBacklogIsBounded(t *testing.T) {
-	l, db := openLog(t, t.TempDir())
-	l.backlog = make([]late, maxBacklog)
-	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxCreated}); !errs.Is(err, errs.Unavailable) {
+	dir := t.TempDir()
+	l, db := openLog(t, dir)
+	for _, stream := range []string{"s", "t"} {
+		if _, err := l.Record(t.Context(), Event{Sandbox: stream, Type: SandboxCreated}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw := rawDB(t, dir)
+	if _, err := raw.Exec("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END"); err != nil {
+		t.Fatal(err)
+	}
+	for range maxBacklog {
+		l.Post(Event{Sandbox: "s", Type: ProcessStarted})
+	}
+	testenv.Eventually(t, time.Minute, "all wait for the disk", func() bool {
+		_ = db.Flush() // which it refuses
+		return l.Stats().Backlog >= maxBacklog
+	})
+	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: ProcessEnded}); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("record with a full backlog: %v", err)
 	}
-	l.Post(Event{Sandbox: "s", Type: SandboxCreated})
-	if l.dropped != 2 || len(l.backlog) != maxBacklog {
-		t.Errorf("dropped %d, backlog %d", l.dropped, len(l.backlog))
+	l.Post(Event{Sandbox: "s", Type: ProcessEnded})
+	l.Post(Event{Sandbox: "t", Type: ProcessEnded})
+	_ = db.Flush()
+	if st := l.Stats(); st.Dropped != 3 || st.Backlog != maxBacklog {
+		t.Errorf("counts %+v", st)
 	}
-	_ = db
+	if _, err := raw.Exec("DROP TRIGGER full"); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	testenv.Eventually(t, time.Minute, "events are recorded again", func() bool {
+		tries++
+		_, err := l.Record(t.Context(), Event{Sandbox: "s", Type: SandboxUpdated})
+		return err == nil
+	})
+	l.tellDropped()
+	all := checkDense(t, l, "s", 1+maxBacklog+2)
+	if e := all[maxBacklog+1]; e.Type != Gap || !strings.Contains(string(e.Facts[Server]), fmt.Sprintf(`"dropped":%d`, 2+tries-1)) {
+		t.Errorf("%d tries: %s %s", tries, e.Type, e.Facts[Server])
+	}
+	if other := checkDense(t, l, "t", 2); other[1].Type != Gap || !strings.Contains(string(other[1].Facts[Server]), `"dropped":1`) {
+		t.Errorf("%+v", other[1])
+	}
+	if st := l.Stats(); st.Dropped != 0 || st.Backlog != 0 || st.Gaps != 2 {
+		t.Errorf("counts %+v", st)
+	}
+}
+
+// Events that come while the journal can't even read where a stream ends are told of as well.
+func TestUnreadableHeadLeavesAGap(t *testing.T) {
+	dir := t.TempDir()
+	l, _ := openLog(t, dir)
+	if _, err := l.Record(t.Context(), Event{Sandbox: "other", Type: SandboxCreated}); err != nil {
+		t.Fatal(err)
+	}
+	raw := rawDB(t, dir)
+	if _, err := raw.Exec("ALTER TABLE events RENAME TO away"); err != nil {
+		t.Fatal(err)
+	}
+	l.Post(Event{Sandbox: "s", Type: ProcessStarted})
+	if st := l.Stats(); st.Dropped != 1 {
+		t.Fatalf("counts %+v", st)
+	}
+	if _, err := raw.Exec("ALTER TABLE away RENAME TO events"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Record(t.Context(), Event{Sandbox: "s", Type: ProcessEnded}); err != nil {
+		t.Fatal(err)
+	}
+	all := checkDense(t, l, "s", 2)
+	if all[0].Type != Gap || all[1].Type != ProcessEnded {
+		t.Errorf("%s, %s", all[0].Type, all[1].Type)
+	}
 }
 
 func TestFollowSeesEveryEventOnce(t *testing.T) {

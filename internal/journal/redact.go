@@ -150,6 +150,7 @@ func (l *Log) expireLoop(k Keep) {
 	t := time.NewTicker(expireEvery)
 	defer t.Stop()
 	for {
+		l.tellDropped()
 		if err := l.Expire(context.Background(), k); err != nil {
 			l.log.Warn("cannot erase old content of the journal", "error", err)
 		}

@@ -73,6 +73,7 @@ func (l *Log) tell(found tree.Opened) {
 // Close puts everything into the log and publishes it; later events are refused. Without proofs there is
 // nothing to close. Call it before the store is closed.
 func (l *Log) Close() error {
+	l.tellDropped()
 	l.mu.Lock()
 	over := l.closed
 	l.closed = true
@@ -276,6 +277,8 @@ type gapFacts struct {
 	// From and To are the counters of events that are proved to have been and are lost.
 	From uint64 `json:"from,omitempty"`
 	To   uint64 `json:"to,omitempty"`
+	// Dropped is how many events found no place before this one: the disk refused, and too many waited for it already.
+	Dropped int `json:"dropped,omitempty"`
 	// WindowMS says that events which nobody was told of may be missing in this time before the end of what
 	// was recorded.
 	WindowMS int64 `json:"window_ms,omitempty"`

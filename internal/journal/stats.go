@@ -16,7 +16,10 @@ type Stats struct {
 func (l *Log) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := Stats{Events: l.recorded, Gaps: l.gaps, Backlog: len(l.backlog), Dropped: l.dropped}
+	s := Stats{Events: l.recorded, Gaps: l.gaps, Backlog: len(l.backlog) + l.retrying}
+	for _, n := range l.dropped {
+		s.Dropped += n
+	}
 	for _, h := range l.heads {
 		s.Pending += len(h.line)
 	}

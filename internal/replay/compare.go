@@ -159,6 +159,9 @@ type outcome struct {
 	names []string
 	// files says that it is known on both sides which files changed.
 	files bool
+	// alike and others are the normaliser's.
+	alike  [2]map[string]bool
+	others []otherContents
 }
 
 func compare(a, b side, pairs *pairing) outcome {
@@ -169,6 +172,6 @@ func compare(a, b side, pairs *pairing) outcome {
 	}
 	files, compared := n.compareFiles()
 	o.diffs, o.files = append(o.diffs, files...), compared
-	o.names = n.names()
+	o.names, o.alike, o.others = n.names(), n.alike, n.others
 	return o
 }

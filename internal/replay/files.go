@@ -2,9 +2,13 @@ package replay
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"casemate.dev/internal/journal/bundle"
 )
 
 // changes are the facts of files.changed that matter.
@@ -18,6 +22,8 @@ type changes struct {
 	Files    []fileChange `json:"files"`
 	More     int          `json:"more"`
 	Unknown  string       `json:"unknown"`
+	// Hashes stands for the hashes of what Files hold.
+	Hashes *bundle.Ref `json:"hashes"`
 }
 
 type fileChange struct {
@@ -27,6 +33,24 @@ type fileChange struct {
 	Type string   `json:"type"`
 	Size int64    `json:"size"`
 	What []string `json:"what"`
+
+	hash string // SHA-256 of what it holds, in hex; "": not in the record
+}
+
+// hashed takes the hashes of the files that it names, as far as they are in the record.
+func (c *changes) hashed(e event) error {
+	text, why := e.body("server.hashes", c.Hashes)
+	if why != "" || len(text.data) == 0 || text.bytes > int64(len(text.data)) {
+		return nil
+	}
+	var all []string
+	if err := json.Unmarshal(text.data, &all); err != nil || len(all) != len(c.Files) {
+		return errors.New("the hashes of files are not as many as the files")
+	}
+	for i, hash := range all {
+		c.Files[i].hash = hash
+	}
+	return nil
 }
 
 // count is how many files changed; -1: not known.
@@ -146,7 +170,43 @@ func (n *normaliser) changes(f, g fileChange) []Difference {
 		d.Recorded, d.Replayed = fmt.Sprintf("%s: %d bytes", f.text(), f.Size), fmt.Sprintf("%s: %d bytes", g.text(), g.Size)
 		return []Difference{d}
 	}
+	if f.Size == g.Size {
+		n.contents(f, g)
+	}
 	return nil
+}
+
+// holds says what a file holds.
+func (c fileChange) holds() string { return fmt.Sprintf("%s: SHA-256 %.16s…", c.text(), c.hash) }
+
+// contents compares what two files of one size hold, as far as hashes tell. Why it differs can't be seen of hashes: that is
+// left to settle.
+func (n *normaliser) contents(f, g fileChange) {
+	switch {
+	case f.hash == "" || g.hash == "" || f.Op == "deleted":
+	case f.hash == g.hash:
+		n.alike[0][f.Path], n.alike[1][g.Path] = true, true
+	default:
+		n.others = append(n.others, otherContents{Difference{Part: PartFiles, Path: f.Path, Recorded: f.holds(), Replayed: g.holds()}, g.Path})
+	}
+}
+
+// otherContents is a file that holds something else in a replay, where it has that path.
+type otherContents struct {
+	Difference
+	replayed string
+}
+
+// settle decides about files that hold something else than recorded: those that steady names are differences, others hold
+// something else each time.
+func (o *outcome) settle(steady func(otherContents) bool) {
+	for _, c := range o.others {
+		if steady(c) {
+			o.diffs = append(o.diffs, c.Difference)
+		} else if !slices.Contains(o.names, normContents) {
+			o.names = append(o.names, normContents)
+		}
+	}
 }
 
 // sizes explains sizes that differ since what is compressed holds times: of git's objects, and a little of archives.

@@ -130,6 +130,12 @@ func (j judge) one(p *Process, res *Result) {
 	second, third := first, outcome{}
 	if len(sides) > 1 {
 		second, third = compare(recorded, sides[1], j.pairs[1]), compare(sides[0], sides[1], j.between)
+		// What a file holds differs for a reason where both runs agree, or where only what was varied can have made it.
+		first.settle(func(c otherContents) bool { return third.alike[0][c.replayed] })
+		second.settle(func(c otherContents) bool { return third.alike[1][c.replayed] || first.alike[0][c.Path] })
+	} else {
+		first.settle(func(otherContents) bool { return true })
+		second = first
 	}
 	switch {
 	case len(first.diffs) == 0 && len(first.names) == 0:

@@ -6,6 +6,15 @@ import (
 	"time"
 )
 
+// holding is a run that makes a file, /h, of which the record has a hash unless it is "".
+func holding(hash string) ran {
+	r := ran{files: []object{{"op": "created", "path": "/h", "type": "file", "size": 3}}}
+	if hash != "" {
+		r.hashes = []string{hash}
+	}
+	return r
+}
+
 // TestVerdicts judges one process with a recorded outcome and two others.
 func TestVerdicts(t *testing.T) {
 	file := func(op, path string, size int) object {
@@ -54,6 +63,12 @@ func TestVerdicts(t *testing.T) {
 			name: "an archive of quite another size", was: ran{files: []object{file("created", "/a.tgz", 187)}},
 			one: ran{files: []object{file("created", "/a.tgz", 288)}}, two: ran{files: []object{file("created", "/a.tgz", 288)}}, want: "diverged at file /a.tgz",
 		},
+		{name: "the same contents", was: holding("a"), one: holding("a"), two: holding("a"), want: "reproduced"},
+		{name: "other contents", was: holding("a"), one: holding("b"), two: holding("b"), want: "diverged at file /h"},
+		{name: "other contents each time", was: holding("a"), one: holding("b"), two: holding("c"), want: "reproduced after normalising contents of files"},
+		{name: "other contents once", was: holding("a"), one: holding("b"), two: holding("a"), want: "reproduced after normalising contents of files"},
+		{name: "other contents where varied", was: holding("a"), one: holding("a"), two: holding("b"), want: "reproduced", sensitive: true},
+		{name: "contents that are not recorded", was: holding(""), one: holding("b"), two: holding("b"), want: "reproduced"},
 		{
 			name: "a file less", was: ran{files: []object{file("created", "/a", 3), file("created", "/b", 3)}},
 			one: ran{files: []object{file("created", "/a", 3)}}, two: ran{files: []object{file("created", "/a", 3)}}, want: "diverged at file /b",

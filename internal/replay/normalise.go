@@ -18,11 +18,12 @@ const (
 	normInodes    = "inode and device numbers"
 	normGit       = "git's ids"
 	normPacked    = "sizes of compressed files"
+	normContents  = "contents of files"
 )
 
 // Normalisers returns the names of all normalisers, in the order in which verdicts name them.
 func Normalisers() []string {
-	return []string{normTimes, normDurations, normPIDs, normTemporary, normHost, normAddresses, normInodes, normGit, normPacked}
+	return []string{normTimes, normDurations, normPIDs, normTemporary, normHost, normAddresses, normInodes, normGit, normPacked, normContents}
 }
 
 // side is a process in one of two records that are compared.
@@ -73,10 +74,13 @@ type normaliser struct {
 	used  map[string]bool
 	// git and inodes say that the command is one whose output has ids of git, or numbers of inodes.
 	git, inodes bool
+	// alike are the files that hold the same, by their paths on each side, and others those that don't.
+	alike  [2]map[string]bool
+	others []otherContents
 }
 
 func newNormaliser(a, b side, pairs *pairing) *normaliser {
-	n := &normaliser{a: a, b: b, pairs: pairs, used: map[string]bool{}}
+	n := &normaliser{a: a, b: b, pairs: pairs, used: map[string]bool{}, alike: [2]map[string]bool{{}, {}}}
 	n.git, n.inodes = hints(a.p.Argv)
 	return n
 }

@@ -463,6 +463,9 @@ func (r *Record) changed(e event) error {
 	if err := e.said("server", c); err != nil {
 		return err
 	}
+	if err := c.hashed(e); err != nil {
+		return err
+	}
 	if p := r.byID[cmp.Or(e.Process, c.Run)]; p != nil && !c.Between {
 		p.changes = c
 	}

@@ -59,7 +59,8 @@ type ran struct {
 	code    int
 	end     string // "": exited
 	files   []object
-	unknown bool // which files changed
+	hashes  []string // of what they hold; nil: not in the record
+	unknown bool     // which files changed
 	took    time.Duration
 	more    object // facts of its start
 }
@@ -102,9 +103,19 @@ func (w *tape) end(p ran) {
 		for _, f := range p.files {
 			count[fmt.Sprint(f["op"])]++
 		}
-		w.add("files.changed", p.id, object{"server": object{
+		server := object{
 			"files": p.files, "created": count["created"], "modified": count["modified"], "deleted": count["deleted"], "renamed": count["renamed"],
-		}})
+		}
+		bodies = nil
+		if p.hashes != nil {
+			text, err := json.Marshal(p.hashes)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			ref, body := put("server.hashes", text)
+			server["hashes"], bodies = ref, []bundle.Body{body}
+		}
+		w.add("files.changed", p.id, object{"server": server}, bodies...)
 	}
 }
 

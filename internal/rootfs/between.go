@@ -38,14 +38,18 @@ type FileChange struct {
 	Type string // as in Change; of a deleted one, what it was
 	Size int64
 	What []string
+	// Sum is the SHA-256 in hex of what a regular file holds at the later point, as far as SumLimits asks for it; where it
+	// asks for it and there is none, NotSummed says why.
+	Sum       string
+	NotSummed string
 }
 
 // Between tells which files of a sandbox differ between two points of it, also in workspaces. p is its plan. That a
 // file was renamed is seen of files of the writable layer, by their inodes; one that is stored below it, in a template,
 // a commit or a workspace's folder, is stored anew when it moves, and counts as renamed where the new one has the same
-// contents and nothing else that went had. It reads only what changed. Sorted by path within each file system.
-// Kinds: ResourceExhausted (more changed than is held at once).
-func (s *Store) Between(ctx context.Context, id string, p Plan, from, to Point) ([]FileChange, error) {
+// contents and nothing else that went had. It reads only what changed, and hashes contents as far as sums says. Sorted by
+// path within each file system. Kinds: ResourceExhausted (more changed than is held at once).
+func (s *Store) Between(ctx context.Context, id string, p Plan, from, to Point, sums SumLimits) ([]FileChange, error) {
 	defer s.hold(State{ID: id, Plan: p})()
 	select {
 	case s.comparing <- struct{}{}:
@@ -53,7 +57,7 @@ func (s *Store) Between(ctx context.Context, id string, p Plan, from, to Point) 
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	b := between{ctx: ctx, differ: differ{roots: map[string]*os.File{}}}
+	b := between{ctx: ctx, limits: sums, differ: differ{roots: map[string]*os.File{}}}
 	defer b.close()
 	var sides [2]sideDirs
 	for i, point := range []Point{from, to} {
@@ -84,6 +88,7 @@ func (s *Store) Between(ctx context.Context, id string, p Plan, from, to Point) 
 			return nil, fmt.Errorf("compare %s of %s: %w", part.target, id, err)
 		}
 	}
+	b.sum()
 	return b.out, nil
 }
 
@@ -107,6 +112,9 @@ type between struct {
 	moved map[string]string
 	taken map[string]bool
 	out   []FileChange
+	// limits bound the hashes, and sums are the files that are to have one.
+	limits SumLimits
+	sums   []summed
 }
 
 // part adds what differs in one file system.
@@ -155,7 +163,7 @@ func (b *between) part(p diffPart, top string) error {
 		}
 	}
 	slices.SortFunc(b.out[first:], func(x, y FileChange) int { return strings.Compare(x.Path, y.Path) })
-	return nil
+	return b.toSum(first)
 }
 
 func (b *between) add(c FileChange) { b.out = append(b.out, c) }

@@ -1,6 +1,8 @@
 package rootfs
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -20,6 +23,7 @@ type tracked struct {
 	s    *Store
 	at   Point
 	tree map[string]string
+	sums SumLimits
 }
 
 func track(t testing.TB, s *Store, g generation) *tracked {
@@ -41,7 +45,7 @@ func (g *tracked) since(t testing.TB) []FileChange {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes, err := g.s.Between(t.Context(), g.id, g.plan, g.at, p)
+	changes, err := g.s.Between(t.Context(), g.id, g.plan, g.at, p, g.sums)
 	if err == nil {
 		err = g.s.KeepPoint(g.id, p)
 	}
@@ -136,6 +140,7 @@ func TestBetweenFindsWhatAScanFinds(t *testing.T) {
 	}
 	for seed := range seeds {
 		g := track(t, s, start(t, s, ""))
+		g.sums = SumLimits{Files: 1 << 20, FileBytes: 1 << 40, Bytes: 1 << 40, Within: time.Hour}
 		g.tree = scanned(t, g.root)
 		for n := range uint64(5) {
 			p := scramble.New(g.root, seed, n)
@@ -148,10 +153,79 @@ func TestBetweenFindsWhatAScanFinds(t *testing.T) {
 			if wrong := applied(g.tree, tree, changes); len(wrong) > 0 {
 				t.Fatalf("seed %d, program %d:\n%s\nchanges:\n%s", seed, n, strings.Join(wrong, "\n"), told(changes))
 			}
+			for _, c := range changes {
+				if sum := sumAt(t, g.root, c); c.Sum != sum || c.NotSummed != "" {
+					t.Fatalf("seed %d, program %d: %s %q has the hash %q (%s), and is %q", seed, n, c.Op, c.Path, c.Sum, c.NotSummed, sum)
+				}
+			}
 			g.tree = tree
 		}
 		g.end(t, s)
 	}
+}
+
+// sumAt hashes what a file holds that a change is about; "": there is none.
+func sumAt(t *testing.T, root string, c FileChange) string {
+	t.Helper()
+	if c.Op == Deleted || c.Type != "file" {
+		return ""
+	}
+	data, err := os.ReadFile(root + c.Path)
+	must(t, err)
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// What is hashed is bounded, and what is left out says why.
+func TestSumsAreBounded(t *testing.T) {
+	s := open(t, Config{Mechanism: byBtrfs})
+	id, p := plan(t, s, Request{DiskBytes: 64 << 20})
+	at := func(name string) string { return filepath.Join(p.Upper, name) }
+	text(t, at("before"), "before")
+	g := track(t, s, generation{id: id, plan: p})
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		text(t, at(name), name+"12345678")
+	}
+	text(t, at("b"), strings.Repeat("x", 21))
+	mkdirs(t, at("dir"))
+	must(t, os.Remove(at("before")), os.Symlink("a", at("f")), syscall.Mkfifo(at("g"), 0o600))
+	// Of a to e, which have 9 bytes and b 21: b is too long, and e finds no room.
+	g.sums = SumLimits{Files: 100, FileBytes: 20, Bytes: 28, Within: time.Hour}
+	got := map[string]string{}
+	for _, c := range g.since(t) {
+		got[c.Path] = c.NotSummed
+		if (c.Sum != "") != (c.NotSummed == "" && strings.Contains("/a/c/d", c.Path)) {
+			t.Errorf("%s %s: %q, %q", c.Op, c.Path, c.Sum, c.NotSummed)
+		}
+	}
+	want := map[string]string{
+		"/a": "", "/b": NotSummedSize, "/before": "", "/c": "", "/d": "", "/dir": "", "/e": NotSummedLimit, "/f": "", "/g": "",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	// Of the first one alone, within no time, and none at all.
+	for _, tt := range []struct {
+		limits SumLimits
+		want   string
+	}{
+		{SumLimits{Files: 1, FileBytes: 100, Bytes: 100, Within: time.Hour}, "sum"},
+		{SumLimits{Files: 1, FileBytes: 100, Bytes: 100, Within: -1}, NotSummedLimit},
+		{SumLimits{}, ""},
+	} {
+		for _, name := range []string{"a", "e"} {
+			text(t, at(name), tt.want+time.Now().String())
+		}
+		g.sums = tt.limits
+		changes := g.since(t)
+		if len(changes) != 2 || changes[1].Sum+changes[1].NotSummed != "" {
+			t.Fatalf("%+v: %+v", tt.limits, changes)
+		}
+		if first := changes[0]; (first.Sum != "") != (tt.want == "sum") || tt.want != "sum" && first.NotSummed != tt.want {
+			t.Errorf("%+v: %+v", tt.limits, first)
+		}
+	}
+	must(t, s.Release(t.Context(), id))
 }
 
 func told(changes []FileChange) string {
@@ -271,7 +345,7 @@ func TestPointsOutliveTheServer(t *testing.T) {
 	}
 	next, err := s.MakePoint(t.Context(), id)
 	must(t, err)
-	changes, err := s.Between(t.Context(), id, p, at, next)
+	changes, err := s.Between(t.Context(), id, p, at, next, SumLimits{})
 	must(t, err)
 	if d := cmp.Diff([]string{"created /made"}, brief(changes)); d != "" {
 		t.Error(d)
@@ -297,7 +371,7 @@ func TestBetweenIsBounded(t *testing.T) {
 	}
 	next, err := s.MakePoint(t.Context(), id)
 	must(t, err)
-	if _, err := s.Between(t.Context(), id, p, g.at, next); err == nil || !strings.Contains(err.Error(), "more files") {
+	if _, err := s.Between(t.Context(), id, p, g.at, next, SumLimits{}); err == nil || !strings.Contains(err.Error(), "more files") {
 		t.Errorf("error %v", err)
 	}
 	must(t, s.DropPoint(next), s.Release(t.Context(), id))

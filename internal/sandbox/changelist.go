@@ -1,11 +1,14 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/journal"
 	"casemate.dev/internal/rootfs"
 )
 
@@ -17,6 +20,11 @@ const (
 	maxMoreDepth  = 16
 )
 
+// hashLimits bound what is read to hash the files of one record, for which whoever asked for the process waits.
+func hashLimits() rootfs.SumLimits {
+	return rootfs.SumLimits{Files: maxNamed, FileBytes: 4 << 20, Bytes: 16 << 20, Within: time.Second}
+}
+
 // changedFile is one file of a record. Paths are text as in Files.
 type changedFile struct {
 	Op   string   `json:"op"`
@@ -25,6 +33,8 @@ type changedFile struct {
 	Type string   `json:"type"`
 	Size int64    `json:"size,omitempty"`
 	What []string `json:"what,omitempty"`
+	// Unhashed says why what it holds is not hashed though it is a file that is there: see rootfs.NotSummedSize.
+	Unhashed string `json:"unhashed,omitempty"`
 }
 
 // dirCount says how many files of a record that it does not name lie in a directory or below it.
@@ -33,8 +43,9 @@ type dirCount struct {
 	Files int    `json:"files"`
 }
 
-// list counts what changed and, with full, names it as far as there is room.
-func (f *changedFacts) list(changes []rootfs.FileChange, full bool) {
+// list counts what changed and, with full, names it as far as there is room. It returns the hashes of those that are named,
+// "" for one that has none; nil: none has one.
+func (f *changedFacts) list(changes []rootfs.FileChange, full bool) (hashes []string) {
 	for _, c := range changes {
 		switch c.Op {
 		case rootfs.Created:
@@ -48,22 +59,38 @@ func (f *changedFacts) list(changes []rootfs.FileChange, full bool) {
 		}
 	}
 	if !full {
-		return
+		return nil
 	}
-	bytes := 0
+	bytes, some := 0, false
 	for i, c := range changes {
 		one := changedFile{
-			Op: c.Op, Path: guestwire.Escape(c.Path), From: guestwire.Escape(c.From), Type: c.Type, Size: c.Size, What: c.What,
+			Op: c.Op, Path: guestwire.Escape(c.Path), From: guestwire.Escape(c.From), Type: c.Type, Size: c.Size, What: c.What, Unhashed: c.NotSummed,
 		}
 		// A NUL, which stands for a byte that is no text, takes six in JSON.
 		bytes += len(one.Path) + len(one.From) + 5*(strings.Count(one.Path, "\x00")+strings.Count(one.From, "\x00"))
 		if i >= maxNamed || bytes > maxNamedBytes {
 			f.More = len(changes) - i
 			f.MoreIn = directories(changes[i:])
-			return
+			break
 		}
-		f.Files = append(f.Files, one)
+		f.Files, hashes, some = append(f.Files, one), append(hashes, c.Sum), some || c.Sum != ""
 	}
+	if !some {
+		return nil
+	}
+	return hashes
+}
+
+// withHashes adds what the files of a record hold, as SHA-256 of each in the order in which they are named, to the event that
+// names them. The hashes are content: who has the hash of a short text can guess it, so they can be left out and erased.
+//
+//casemate:fact server files.changed hashes body of what the named files hold: a list of SHA-256 in hex, in their order, "" for none
+func (t *tracker) withHashes(e journal.Event, hashes []string) journal.Event {
+	if hashes == nil {
+		return e
+	}
+	text, _ := json.Marshal(hashes) // of strings
+	return t.b.keeping(RecordContent, e, journal.Server, "hashes", text)
 }
 
 // directories returns the deepest directories, all of one depth and neither many nor too deep, below which changes lie.

@@ -20,7 +20,7 @@ type FileChanges string
 const (
 	FileChangesOff     FileChanges = "off"     // nothing, which costs nothing
 	FileChangesSummary FileChanges = "summary" // how many files were created, modified, deleted, renamed
-	FileChangesFull    FileChanges = "full"    // which ones, and in which respect
+	FileChangesFull    FileChanges = "full"    // which ones, in which respect, and hashes of what they hold
 )
 
 // compareWithin is how long finding out what changed may take: whoever asked for the process waits for it. On a quiet machine
@@ -293,11 +293,11 @@ func (t *tracker) lookLocked(e journal.Event, f changedFacts) {
 		f.Unknown = text
 		t.m.log.Warn("cannot tell which files changed", "sandbox", t.b.id, "error", err)
 	}
-	f.list(changes, t.full)
+	hashes := f.list(changes, t.full)
 	seq := since
 	if !f.Between || len(changes) > 0 || f.Unknown != "" {
 		e.Sandbox, e.Type, e.Actor = t.b.id, journal.FilesChanged, "server"
-		recorded, err := t.m.journal.Record(t.m.ctx, e.With(journal.Server, f))
+		recorded, err := t.m.journal.Record(t.m.ctx, t.withHashes(e.With(journal.Server, f), hashes))
 		if err != nil {
 			t.m.log.Error("cannot record which files changed", "sandbox", t.b.id, "error", err)
 			t.dropLocked(next)
@@ -345,7 +345,11 @@ func (t *tracker) compareLocked() ([]rootfs.FileChange, rootfs.Point, error) {
 	t.b.mu.Lock()
 	plan := t.b.body.Plan
 	t.b.mu.Unlock()
-	changes, err := roots.Between(ctx, t.b.id, plan, t.at, next)
+	var sums rootfs.SumLimits
+	if t.full {
+		sums = hashLimits()
+	}
+	changes, err := roots.Between(ctx, t.b.id, plan, t.at, next, sums)
 	return changes, next, cause(ctx, err)
 }
 

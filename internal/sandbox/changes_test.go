@@ -107,6 +107,50 @@ func TestFileChangesOffAndSummary(t *testing.T) {
 	}
 }
 
+// What the named files hold is hashed, as content beside the event: it is kept and erased like other content.
+func TestFileHashesAreContent(t *testing.T) {
+	w := newWorld(t)
+	s := w.serve()
+	hashed, long := created("/a"), created("/long")
+	hashed.Sum, long.NotSummed = strings.Repeat("ab", 32), rootfs.NotSummedSize
+	for level, kept := range map[Recording]bool{RecordContent: true, RecordHashes: false} {
+		sb := s.create(alice, Spec{FileChanges: FileChangesFull, Record: level})
+		w.roots.Changed(sb.ID, rootfs.FileChange{Op: rootfs.Deleted, Path: "/0", Type: "file"}, hashed, long)
+		s.exec(sb.ID, "true")
+		events, err := s.Events(t.Context(), admin, sb.ID, 0, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := slices.IndexFunc(events, func(e journal.Event) bool { return e.Type == journal.FilesChanged })
+		if at < 0 || !strings.Contains(string(events[at].Facts[journal.Server]), `"unhashed":"size"`) || strings.Contains(string(events[at].Facts[journal.Server]), hashed.Sum) {
+			t.Fatalf("%s: %+v", level, events)
+		}
+		body, err := s.ReadBody(t.Context(), alice, sb.ID, events[at].Seq, "server.hashes")
+		if want := fmt.Sprintf("[%q,%q,%q]", "", hashed.Sum, ""); kept && string(body.Data) != want {
+			t.Errorf("%s: %s, %v; want %s", level, body.Data, err, want)
+		} else if !kept && !errs.Is(err, errs.NotFound) {
+			t.Errorf("%s: %s, %v", level, body.Data, err)
+		}
+	}
+	// A summary hashes nothing, and where nothing has a hash there is no body.
+	sum := s.create(alice, Spec{FileChanges: FileChangesSummary})
+	none := s.create(alice, Spec{FileChanges: FileChangesFull})
+	w.roots.Changed(sum.ID, hashed)
+	w.roots.Changed(none.ID, long)
+	for _, id := range []string{sum.ID, none.ID} {
+		s.exec(id, "true")
+		events, err := s.Events(t.Context(), admin, id, 0, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			if strings.Contains(string(e.Facts[journal.Server]), `"hashes"`) && e.Type == journal.FilesChanged {
+				t.Errorf("hashes: %s", e.Facts[journal.Server])
+			}
+		}
+	}
+}
+
 func mustCommit(t *testing.T, s *server, id string) string {
 	t.Helper()
 	c, err := s.MakeCommit(t.Context(), alice, id, CommitOptions{})

@@ -141,8 +141,8 @@ type Roots interface {
 	DropPoint(p rootfs.Point) error
 	// AtPoint reports whether it is certain that a sandbox's files are those of a point.
 	AtPoint(id string, p rootfs.Point) bool
-	// Between tells which files differ between two points.
-	Between(ctx context.Context, id string, p rootfs.Plan, from, to rootfs.Point) ([]rootfs.FileChange, error)
+	// Between tells which files differ between two points, with hashes of their contents as far as sums says.
+	Between(ctx context.Context, id string, p rootfs.Plan, from, to rootfs.Point, sums rootfs.SumLimits) ([]rootfs.FileChange, error)
 	// NewMemory returns an empty directory for a memory image of a sandbox, and KeepMemory makes what was put there its
 	// image, which goes with its files: a commit keeps it, too. DropMemory removes it.
 	NewMemory(id string) (dir string, err error)

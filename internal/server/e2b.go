@@ -6,6 +6,7 @@ import (
 
 	"casemate.dev/internal/e2b"
 	"casemate.dev/internal/e2b/envd"
+	"casemate.dev/internal/observe"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/internal/usage"
@@ -15,15 +16,15 @@ import (
 const e2bSecretFile = "e2b.key"
 
 // openE2B makes the handler of E2B's protocol.
-func (s *Server) openE2B(keys *policy.Keys) error {
+func (s *Server) openE2B(keys *policy.Keys, calls *observe.Calls) error {
 	secret, err := policy.KeptSecret(s.cfg.KeysDir, e2bSecretFile)
 	if err != nil {
 		return err
 	}
 	s.usage = usage.New(usage.Config{Source: s.manager})
 	s.e2b, err = e2b.New(e2b.Config{
-		Manager: s.manager, Keys: keys, Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log}), Usage: s.usage, Secret: secret,
-		Domain: s.domain, Log: s.log, Transforms: s.vault, Proxies: s, Secrets: s.vault, Builder: s.builder,
+		Manager: s.manager, Keys: keys, Usage: s.usage, Secret: secret, Domain: s.domain, Calls: calls, Log: s.log,
+		Envd: envd.New(envd.Config{Manager: s.manager, Log: s.log, Failed: e2b.CallFailed}), Transforms: s.vault, Proxies: s, Secrets: s.vault, Builder: s.builder,
 	})
 	if err != nil {
 		return fmt.Errorf("make E2B's protocol: %w", err)

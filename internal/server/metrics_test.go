@@ -123,6 +123,64 @@ func TestMetricsListener(t *testing.T) {
 	}
 }
 
+// attribute returns the text of a span's attribute.
+func attribute(s otlp.Span, key string) string {
+	for _, a := range s.Attributes {
+		if a.Key == key {
+			return *a.Value.String
+		}
+	}
+	return ""
+}
+
+func e2bKey(t *testing.T, c *client.Client) string {
+	t.Helper()
+	_, secret, err := c.System.CreateKey(t.Context(), &client.CreateKeyRequest{Name: "e2b", E2B: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+// e2bCall makes a call of E2B's protocol, by POST where there is a body, and returns the answer's.
+func e2bCall(t *testing.T, s running, path, body string, header ...string) []byte {
+	t.Helper()
+	method := http.MethodGet
+	if body != "" {
+		method = http.MethodPost
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.Addrs()[0].String()+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// e2bBox is a sandbox as E2B's create answers.
+type e2bBox struct{ SandboxID, EnvdAccessToken string }
+
+func e2bSandbox(t *testing.T, s running, key string) (box e2bBox) {
+	t.Helper()
+	b := e2bCall(t, s, "/v2/sandboxes", `{"templateID":"base"}`, "X-API-Key", key)
+	if err := json.Unmarshal(b, &box); err != nil || box.SandboxID == "" {
+		t.Fatalf("%v: %s", err, b)
+	}
+	return box
+}
+
 // TestTraces: calls reach a collector as spans, under the caller's trace, and tell nothing of what they were about.
 func TestTraces(t *testing.T) {
 	var mu sync.Mutex
@@ -174,7 +232,12 @@ func TestTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = resp.Body.Close()
+	e2b := e2bKey(t, c)
+	box := e2bSandbox(t, s, e2b)
+	_ = e2bCall(t, s, "/sandboxes/"+box.SandboxID, "", "X-API-Key", e2b, "Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01")
+	_ = e2bCall(t, s, "/filesystem.Filesystem/Stat", `{"path":"/s3cret"}`, "E2b-Sandbox-Id", box.SandboxID, "E2b-Sandbox-Port", "49983", "X-Access-Token", box.EnvdAccessToken)
 	// A stranger's call has none.
+	_ = e2bCall(t, s, "/filesystem.Filesystem/ListDir", `{"path":"/"}`, "E2b-Sandbox-Id", box.SandboxID, "E2b-Sandbox-Port", "49983")
 	if status, body := scrape(t, "http://"+s.Addrs()[0].String()+"/v1/sandboxes"); status != http.StatusUnauthorized {
 		t.Fatalf("%d %s", status, body)
 	}
@@ -194,22 +257,28 @@ func TestTraces(t *testing.T) {
 	if step := byName["sandbox.start"]; create.SpanID == "" || step.ParentSpanID != create.SpanID || step.TraceID != create.TraceID {
 		t.Errorf("the steps of a create: %+v in %+v", step, create)
 	}
-	code := ""
-	for _, a := range missing.Attributes {
-		if a.Key == "error.type" {
-			code = *a.Value.String
-		}
-	}
-	if code != "not_found" || missing.Status.Code != 0 {
+	if attribute(missing, "error.type") != "not_found" || missing.Status.Code != 0 {
 		t.Errorf("a call for what there is not: %+v", missing)
 	}
 	if _, ok := byName["casemate.v1.ProcessService/Execute"]; !ok {
 		t.Errorf("no span of a process: %v", byName)
 	}
-	if one, ok := byName["casemate.v1.SandboxService/ListSandboxes"]; ok {
-		t.Errorf("a stranger's call: %+v", one)
+	for _, name := range []string{"casemate.v1.SandboxService/ListSandboxes", "filesystem.Filesystem/ListDir"} {
+		if one, ok := byName[name]; ok {
+			t.Errorf("a stranger's call: %+v", one)
+		}
 	}
-	for _, secret := range []string{"s3cret", "echo", "/tmp", sb.GetId(), "TOKEN", "no-such-sandbox"} {
+	detail, stat := byName["GET /sandboxes/{id}"], byName["filesystem.Filesystem/Stat"]
+	if detail.ParentSpanID != "00f067aa0ba902b8" || attribute(detail, "http.route") != "/sandboxes/{id}" || attribute(detail, "casemate.code") != "ok" {
+		t.Errorf("a call of E2B's: %+v", detail)
+	}
+	if attribute(stat, "error.type") != "not_found" || attribute(stat, "rpc.method") != "Stat" {
+		t.Errorf("a call of E2B's into a sandbox: %+v", stat)
+	}
+	if made := byName["POST /v2/sandboxes"]; made.SpanID == "" {
+		t.Errorf("no span of E2B's create: %v", byName)
+	}
+	for _, secret := range []string{"s3cret", "echo", "/tmp", sb.GetId(), "TOKEN", "no-such-sandbox", box.SandboxID, e2b} {
 		if strings.Contains(raw.String(), secret) {
 			t.Errorf("spans hold %q", secret)
 		}

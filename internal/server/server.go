@@ -27,6 +27,7 @@ import (
 	"casemate.dev/internal/isolation/keeper"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/mcp"
+	"casemate.dev/internal/observe"
 	"casemate.dev/internal/oci"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
@@ -175,15 +176,16 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	// 11. The interfaces.
+	calls := observe.New(s.openTracer())
 	s.api, err = api.New(api.Config{
 		Manager: s.manager, Keys: keys, Secrets: s.vault, State: documents, Gateway: s.gateway != nil, Log: s.log, Version: cfg.Version, ServerID: s.id, Kernel: kernel(),
-		Proofs: events, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(), Metrics: s.writeMetrics, Tracer: s.openTracer(),
+		Proofs: events, Hosts: s.hosts(), Authority: s.authority(), BuildTemplate: build, Builder: s.builder, Images: s.imageAPI(), Metrics: s.writeMetrics, Calls: calls,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make api: %w", err)
 	}
 	s.undo.Add(s.api.Close)
-	if err := s.openE2B(keys); err != nil {
+	if err := s.openE2B(keys, calls); err != nil {
 		return nil, err
 	}
 	s.openMCP(keys)

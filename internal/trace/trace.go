@@ -170,13 +170,13 @@ type Span struct {
 // spanKey is where a context has the Span of its call.
 type spanKey struct{}
 
-// Begin begins the span of a call that came with a header, and returns a context in which Step adds to it. The caller calls
-// End.
-func (t *Tracer) Begin(ctx context.Context, h http.Header, name string) (context.Context, *Span) {
+// Begin begins the span of a call that came with a header at a moment, and returns a context in which Step adds to it. The
+// name is "service/method" of an RPC, "METHOD route" of plain HTTP. The caller calls End.
+func (t *Tracer) Begin(ctx context.Context, h http.Header, name string, began time.Time) (context.Context, *Span) {
 	if t == nil {
 		return ctx, nil
 	}
-	s := &Span{t: t, name: name, kind: otlp.KindServer, began: time.Now()}
+	s := &Span{t: t, name: name, kind: otlp.KindServer, began: began}
 	sampled, known := false, false
 	if s.trace, s.parent, sampled, known = parseParent(h.Get("Traceparent")); !known {
 		s.trace = newID(16)
@@ -193,11 +193,14 @@ func (s *Span) End(code string, fault bool) {
 	if s == nil {
 		return
 	}
-	service, method, _ := strings.Cut(s.name, "/")
 	out := s.span(s.name, s.id, s.parent, s.began, time.Now())
-	out.Attributes = []otlp.Attribute{
-		otlp.Text("rpc.system", "connect_rpc"), otlp.Text("rpc.service", service), otlp.Text("rpc.method", method), otlp.Text("casemate.code", code),
+	if method, route, plain := strings.Cut(s.name, " "); plain {
+		out.Attributes = []otlp.Attribute{otlp.Text("http.request.method", method), otlp.Text("http.route", route)}
+	} else {
+		service, method, _ := strings.Cut(s.name, "/")
+		out.Attributes = []otlp.Attribute{otlp.Text("rpc.system", "connect_rpc"), otlp.Text("rpc.service", service), otlp.Text("rpc.method", method)}
 	}
+	out.Attributes = append(out.Attributes, otlp.Text("casemate.code", code))
 	if code != "ok" {
 		out.Attributes = append(out.Attributes, otlp.Text("error.type", code))
 	}

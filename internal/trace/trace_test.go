@@ -83,11 +83,11 @@ func TestSpansArrive(t *testing.T) {
 	c := newCollector(t)
 	tr := tracer(t, "", "OTEL_EXPORTER_OTLP_ENDPOINT="+c.URL, "OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20t,x=y",
 		"OTEL_SERVICE_NAME=mine", "OTEL_RESOURCE_ATTRIBUTES=team=blue,service.name=other,service.version=v2")
-	ctx, span := tr.Begin(t.Context(), http.Header{"Traceparent": {parent}}, "casemate.v1.SandboxService/CreateSandbox")
+	ctx, span := tr.Begin(t.Context(), http.Header{"Traceparent": {parent}}, "casemate.v1.SandboxService/CreateSandbox", time.Now())
 	now := time.Now()
 	Step(ctx, "sandbox.start", now.Add(-time.Millisecond), now)
 	span.End("unavailable", true)
-	_, alone := tr.Begin(t.Context(), http.Header{}, "casemate.v1.SandboxService/GetSandbox")
+	_, alone := tr.Begin(t.Context(), http.Header{}, "casemate.v1.SandboxService/GetSandbox", time.Now())
 	alone.End("ok", false)
 	tr.Close()
 	want := map[string]string{"service.name": "mine", "service.version": "v2", "service.instance.id": "server-1", "team": "blue"}
@@ -119,7 +119,7 @@ func TestOff(t *testing.T) {
 		if tr != nil {
 			t.Fatalf("%v: there is one", env)
 		}
-		ctx, span := tr.Begin(t.Context(), nil, "x/y")
+		ctx, span := tr.Begin(t.Context(), nil, "x/y", time.Now())
 		if ctx != t.Context() || span != nil {
 			t.Errorf("%v: a span", env)
 		}
@@ -128,7 +128,7 @@ func TestOff(t *testing.T) {
 		tr.Close()
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		ctx, span := (*Tracer)(nil).Begin(context.Background(), nil, "x/y")
+		ctx, span := (*Tracer)(nil).Begin(context.Background(), nil, "x/y", time.Now())
 		Step(ctx, "s", time.Time{}, time.Time{})
 		span.End("ok", false)
 	}); n > 0 {
@@ -160,7 +160,7 @@ func TestSampling(t *testing.T) {
 		if tt.parent != "" {
 			h.Set("Traceparent", tt.parent)
 		}
-		_, span := tr.Begin(t.Context(), h, "x/y")
+		_, span := tr.Begin(t.Context(), h, "x/y", time.Now())
 		if got := span != nil; got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
@@ -215,7 +215,7 @@ func TestCollectorAway(t *testing.T) {
 	tr := tracer(t, "http://127.0.0.1:1")
 	tr.collector.Pause = time.Millisecond
 	for i := range maxWaiting + 3*sendAt {
-		_, span := tr.Begin(t.Context(), http.Header{}, fmt.Sprint("x/", i))
+		_, span := tr.Begin(t.Context(), http.Header{}, fmt.Sprint("x/", i), time.Now())
 		span.End("ok", false)
 	}
 	tr.Close()
@@ -228,7 +228,7 @@ func TestCollectorAway(t *testing.T) {
 func BenchmarkOff(b *testing.B) {
 	ctx := context.Background()
 	for b.Loop() {
-		_, span := (*Tracer)(nil).Begin(ctx, nil, "x/y")
+		_, span := (*Tracer)(nil).Begin(ctx, nil, "x/y", time.Now())
 		span.End("ok", false)
 	}
 }

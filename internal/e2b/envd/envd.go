@@ -26,6 +26,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	"casemate.dev/proto/e2b/filesystem/filesystemconnect"
 	"casemate.dev/proto/e2b/process/processconnect"
@@ -42,6 +43,8 @@ type Config struct {
 	// KeepAlive is the silence after which a stream shows that it still stands, where the request does
 	// not say; 0: 90 s.
 	KeepAlive time.Duration
+	// Failed hears of each Connect call that fails, with the call's context; nil: nobody does.
+	Failed func(ctx context.Context, kind errs.Kind)
 }
 
 // The limits of one request.
@@ -75,6 +78,9 @@ func New(cfg Config) *Handler {
 	opts := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCompressMinBytes(compressFrom),
+	}
+	if cfg.Failed != nil {
+		opts = append(opts, connect.WithInterceptors(watcher{cfg.Failed}))
 	}
 	_, h.process = processconnect.NewProcessHandler(&processes{h}, opts...)
 	_, h.filesystem = filesystemconnect.NewFilesystemHandler(&files{h}, opts...)

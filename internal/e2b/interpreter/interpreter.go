@@ -89,6 +89,21 @@ func (h *Handler) ServeSandbox(w http.ResponseWriter, r *http.Request, p sandbox
 	}
 }
 
+// Route names what a request asks for, as "POST :49999/execute"; "": nothing that is served.
+func Route(r *http.Request) string {
+	path := r.URL.Path
+	if rest, ok := strings.CutPrefix(path, "/contexts/"); ok && rest != "" {
+		if path = "/contexts/{id}"; strings.HasSuffix(rest, "/restart") {
+			path += "/restart"
+		}
+	}
+	switch r.Method + " " + path {
+	case "GET /health", "POST /execute", "GET /contexts", "POST /contexts", "POST /contexts/{id}/restart", "DELETE /contexts/{id}":
+		return r.Method + " :49999" + path
+	}
+	return ""
+}
+
 func (h *Handler) route(c call) error {
 	id, action, _ := strings.Cut(strings.TrimPrefix(c.r.URL.Path, "/contexts/"), "/")
 	named := strings.HasPrefix(c.r.URL.Path, "/contexts/") && id != ""

@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"casemate.dev/internal/rootfs"
 )
@@ -75,8 +76,14 @@ func (l *Layers) AtPoint(id string, p rootfs.Point) bool {
 }
 
 // Between implements sandbox.Roots.
-func (l *Layers) Between(_ context.Context, _ string, _ rootfs.Plan, _, to rootfs.Point) ([]rootfs.FileChange, error) {
+func (l *Layers) Between(_ context.Context, _ string, _ rootfs.Plan, _, to rootfs.Point, sums rootfs.SumLimits) ([]rootfs.FileChange, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.points.made[to.Name], l.points.problem
+	out := slices.Clone(l.points.made[to.Name])
+	if sums == (rootfs.SumLimits{}) {
+		for i := range out {
+			out[i].Sum, out[i].NotSummed = "", ""
+		}
+	}
+	return out, l.points.problem
 }
