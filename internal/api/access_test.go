@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/observe"
 	"casemate.dev/internal/policy"
 	"casemate.dev/internal/sandbox"
 )
@@ -47,7 +48,7 @@ func TestEveryMethodNamesItsAccess(t *testing.T) {
 
 // TestGateAdmits is the table of who passes where.
 func TestGateAdmits(t *testing.T) {
-	g := newGate(&API{})
+	g := newGate(&API{cfg: Config{Calls: observe.New(nil)}})
 	as := func(p sandbox.Principal) context.Context {
 		return context.WithValue(t.Context(), callerKey{}, &caller{principal: p})
 	}
@@ -83,7 +84,7 @@ func TestGateAdmits(t *testing.T) {
 
 // TestTwinsNameMethodsOfTheSchema: a twin's access is its RPC's, so that RPC must exist.
 func TestTwinsNameMethodsOfTheSchema(t *testing.T) {
-	g := newGate(&API{})
+	g := newGate(&API{cfg: Config{Calls: observe.New(nil)}})
 	for _, r := range Routes() {
 		if _, ok := g.methods[r.Twin]; !ok {
 			t.Errorf("%s %s is the twin of %s, which is not in the schema", r.Method, r.Path, r.Twin)

@@ -29,8 +29,8 @@ func countedOf(ctx context.Context) *counted {
 	return c
 }
 
-// count serves a request and counts it as one of m; nil: nowhere.
-func count(m *observe.Method, w http.ResponseWriter, r *http.Request, serve http.HandlerFunc) {
+// counts serves a request and counts it as one of m; nil: nowhere.
+func counts(m *observe.Method, w http.ResponseWriter, r *http.Request, serve http.HandlerFunc) {
 	if m == nil {
 		serve(w, r)
 		return
@@ -44,7 +44,7 @@ func count(m *observe.Method, w http.ResponseWriter, r *http.Request, serve http
 // counting returns serve, counted as a route of the control plane.
 func (a *API) counting(pattern string, serve http.HandlerFunc) http.HandlerFunc {
 	m := a.cfg.Calls.Method(pattern)
-	return func(w http.ResponseWriter, r *http.Request) { count(m, w, r, serve) }
+	return func(w http.ResponseWriter, r *http.Request) { counts(m, w, r, serve) }
 }
 
 // admitted begins the span of a counted request whose caller may make it, and returns the request with it.

@@ -52,7 +52,7 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request, to destination) 
 			return
 		}
 	}
-	count(a.dataMethod(r, to.port), w, r, func(w http.ResponseWriter, r *http.Request) { a.serveTo(w, r, to) })
+	counts(a.dataMethod(r, to.port), w, r, func(w http.ResponseWriter, r *http.Request) { a.serveTo(w, r, to) })
 }
 
 // serveTo is serveData for what is counted.

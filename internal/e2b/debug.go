@@ -35,7 +35,7 @@ func (a *API) Debug(port int) http.Handler {
 			a.answerError(w, r, err)
 			return
 		}
-		count(a.dataMethod(r, port), w, r, func(w http.ResponseWriter, r *http.Request) {
+		counts(a.dataMethod(r, port), w, r, func(w http.ResponseWriter, r *http.Request) {
 			a.serveAdmitted(w, r, destination{sandbox: s.ID, port: port}, s)
 		})
 	})

@@ -70,7 +70,7 @@ func (a *API) answerInside(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// Counted, and never with a span: whoever is inside could add to anybody's trace.
-	count(a.dataMethod(r, interpreterPort), w, r, func(w http.ResponseWriter, r *http.Request) {
+	counts(a.dataMethod(r, interpreterPort), w, r, func(w http.ResponseWriter, r *http.Request) {
 		a.interpreter.ServeSandbox(w, r, sandbox.Principal{ID: s.Owner, Inside: true}, s)
 	})
 }

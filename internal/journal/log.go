@@ -412,6 +412,7 @@ func (l *Log) flushBacklogLocked() {
 			h.wake()
 		}
 	}})
+	l.db.Kick()
 }
 
 // Events implements Recorder.

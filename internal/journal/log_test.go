@@ -201,6 +201,9 @@ func TestBacklogIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	raw := rawDB(t, dir)
 	if _, err := raw.Exec("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END"); err != nil {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func New(cfg Config) *Handler {
 		connect.WithCompressMinBytes(compressFrom),
 	}
 	if cfg.Failed != nil {
-		opts = append(opts, connect.WithInterceptors(watcher{cfg.Failed}))
+		opts = append(opts, connect.WithInterceptors(teller{cfg.Failed}))
 	}
 	_, h.process = processconnect.NewProcessHandler(&processes{h}, opts...)
 	_, h.filesystem = filesystemconnect.NewFilesystemHandler(&files{h}, opts...)
