@@ -64,6 +64,8 @@ type Client struct {
 	Builds *Builds
 	// Journal reads what happened to them.
 	Journal *Journal
+	// Replays helps to run again what a record tells of.
+	Replays *Replays
 	// Meter tells what they used.
 	Meter *Meter
 	// System tells about the server, its templates and its keys.
@@ -197,7 +199,8 @@ func assemble(c *conn) *Client {
 			c, casematev1connect.NewJournalServiceClient(c.http, c.base, opts...),
 			casematev1connect.NewProofServiceClient(c.http, c.base, opts...), casematev1connect.NewRecordServiceClient(c.http, c.base, opts...),
 		},
-		Meter: &Meter{c, casematev1connect.NewMeterServiceClient(c.http, c.base, opts...)},
+		Replays: &Replays{c, casematev1connect.NewReplayServiceClient(c.http, c.base, opts...)},
+		Meter:   &Meter{c, casematev1connect.NewMeterServiceClient(c.http, c.base, opts...)},
 		System: &System{
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),
 		},

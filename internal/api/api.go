@@ -152,6 +152,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewProofServiceHandler(&proofs{a}, opts...))
 	add(casematev1connect.NewRecordServiceHandler(&records{a}, opts...))
 	add(casematev1connect.NewMeterServiceHandler(&meters{a}, opts...))
+	add(casematev1connect.NewReplayServiceHandler(&replays{a}, opts...))
 
 	names := make([]string, 0, len(a.rpc))
 	for path := range a.rpc {

@@ -83,7 +83,7 @@ func networkMessage(n *sandbox.Network) *v1.Network {
 	if n == nil {
 		return nil
 	}
-	m := &v1.Network{Template: n.Template, Proxy: n.Proxy}
+	m := &v1.Network{Template: n.Template, Proxy: n.Proxy, Recorded: n.Recorded}
 	for _, r := range n.Rules {
 		m.Rules = append(m.Rules, string(r))
 	}
@@ -99,7 +99,7 @@ func networkOf(m *v1.Network) *sandbox.Network {
 	if m == nil {
 		return nil
 	}
-	n := &sandbox.Network{}
+	n := &sandbox.Network{Recorded: m.GetRecorded()}
 	for _, r := range m.GetRules() {
 		n.Rules = append(n.Rules, sandbox.NetworkRule(r))
 	}

@@ -18,6 +18,10 @@ func (noGateway) Refused(context.Context, string, time.Time) ([]egress.Refusal, 
 	return nil, nil
 }
 
+func (noGateway) SetAnswers(context.Context, string, []egress.RecordedAnswer, bool) error { return nil }
+
+func (noGateway) Settle(context.Context, string) error { return nil }
+
 func (noGateway) Stats() (egress.Stats, bool) {
 	return egress.Stats{Sandboxes: 1, Connections: 7}, true
 }

@@ -69,6 +69,7 @@ func (a *API) exportBundle(ctx context.Context, sandbox string, heads [][]byte, 
 	if err != nil {
 		return err
 	}
+	a.cfg.Manager.Settle(ctx, name)
 	return a.cfg.Proofs.Export(ctx, name, heads, w)
 }
 

@@ -25,9 +25,16 @@ const (
 	exitNotKnown      = 2
 )
 
+// The values of --network.
+const (
+	networkOff    = "off"
+	networkRecord = "record"
+)
+
 // replayFlags say what to run again, and with what the record lacks.
 type replayFlags struct {
 	env, workspaces []string
+	network         string
 	save            string
 	key             string
 	heads           []string
@@ -41,8 +48,12 @@ func (a *app) replayCmd() *cobra.Command {
 		Long: `Run the processes of a sandbox again, and code that ran in interpreters, all or those named, in fresh
 sandboxes from the state that the recorded one began with, and compare how each ended, what it said, and
 which files it changed. It is done twice: the second time with another host name, time zone and number of
-CPUs, and later, which tells a program that is different each time from a record that does not hold. There
-is no network.
+CPUs, and later, which tells a program that is different each time from a record that does not hold.
+
+Nothing leaves this machine. There is no network, or with --network record one that answers what is asked for
+as it was answered then: the same method, URL and body, each time with the next answer that the record has. What
+is not in the record is refused, and the verdict names it. What the gateway did not look into is not recorded
+(docs/network.md says when it does).
 
   reproduced                       the outcome is the recorded one, byte for byte
   reproduced after normalising …   it is, but for times, process ids and the like, which are named
@@ -62,6 +73,7 @@ Exit codes: 0 when all were reproduced, also after normalising; 1 when one diver
 is unstable or was not attempted; 125 when there is no such sandbox or bundle, or it can't be asked.`,
 		Example: `  casemate replay web
   casemate replay web prc_a1b2c3 --env TOKEN
+  casemate replay web --network record
   casemate journal export web -o web.bundle
   casemate replay web.bundle --save runs && casemate verify web.bundle --replay runs`,
 		Args:              atLeast(1, "a sandbox or a bundle"),
@@ -81,6 +93,7 @@ is unstable or was not attempted; 125 when there is no such sandbox or bundle, o
 	fl := cmd.Flags()
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "value of a variable that the record only names, `NAME=VALUE`; NAME alone takes it from here (repeatable)")
 	fl.StringArrayVar(&f.workspaces, "workspace", nil, "host folder `DIR[:TARGET]` that the sandbox had as a workspace, as it is now (repeatable)")
+	fl.StringVar(&f.network, "network", networkOff, "what processes reach: `off`, or record for answers from the record")
 	fl.StringVar(&f.save, "save", "", "keep the records of the runs as bundles in this `DIR`")
 	fl.StringVar(&f.key, "key", "", "of a bundle: the public `KEY` of the log, or a file with it")
 	fl.StringArrayVar(&f.heads, "head", nil, "of a bundle: a `FILE` or URL with checkpoints that were given out before (repeatable)")
@@ -89,15 +102,18 @@ is unstable or was not attempted; 125 when there is no such sandbox or bundle, o
 
 // newRerun reads the record and plans what is done.
 func (a *app) newRerun(ctx context.Context, c *client.Client, f replayFlags, args []string) (*rerun, error) {
-	r := &rerun{app: a, client: c, save: f.save}
+	r := &rerun{app: a, client: c, save: f.save, network: f.network == networkRecord}
 	var err error
+	if !r.network && f.network != networkOff {
+		return nil, usageError("--network is %s or %s, not %q", networkOff, networkRecord, f.network)
+	}
 	if r.env, err = parseEnv(f.env, a.getenv); err != nil {
 		return nil, err
 	}
 	if r.workspaces, err = parseWorkspaces(f.workspaces); err != nil {
 		return nil, err
 	}
-	choice := replay.Choice{Processes: args[1:], Env: slices.Sorted(maps.Keys(r.env))}
+	choice := replay.Choice{Processes: args[1:], Env: slices.Sorted(maps.Keys(r.env)), Network: r.network}
 	for _, w := range r.workspaces {
 		if w.Target == "" {
 			w.Target = defaultTarget
@@ -222,6 +238,8 @@ type replayReport struct {
 	Diverged     int             `json:"diverged"`
 	Unstable     int             `json:"unstable"`
 	NotAttempted int             `json:"not_attempted"`
+	Network      string          `json:"network"`  // off or record
+	Answered     int             `json:"answered"` // requests, from the record, in the first run
 	Runs         []replayedRun   `json:"runs"`
 	Notes        []string        `json:"notes,omitempty"`
 	Processes    []replay.Result `json:"processes"`
@@ -234,7 +252,13 @@ func (a *app) tellReplayed(r *rerun, results []replay.Result) error {
 		Sandbox: r.record.Sandbox, Template: r.record.Settings.Template, Commit: r.record.Settings.Commit,
 		Reproduced: n[replay.Reproduced], Normalised: n[replay.Normalised], Diverged: n[replay.Diverged],
 		Unstable: n[replay.Unstable], NotAttempted: n[replay.NotAttempted],
-		Runs: r.runs, Notes: r.notes(results), Processes: results,
+		Network: networkOff, Runs: r.runs, Notes: r.notes(results), Processes: results,
+	}
+	if r.network {
+		rep.Network = networkRecord
+	}
+	for _, one := range results {
+		rep.Answered += one.Answered
 	}
 	if a.json {
 		if err := a.printJSON(rep); err != nil {
@@ -292,6 +316,9 @@ func (a *app) showReplayed(rep replayReport) {
 			tell("recorded: %s", d.Recorded)
 			tell("replayed: %s", d.Replayed)
 		}
+		for _, what := range one.Unanswered {
+			tell("asked for %s, which is not in the record", what)
+		}
 		if d := one.Sensitive; d != nil {
 			tell("the second, varied run differs at %s: %s", d.Where(), d.Replayed)
 		}
@@ -317,6 +344,7 @@ func replayVerdict(record *replay.Record, replays []*replay.Record) (bundle.Repl
 	}
 	v.OK = v.Diverged == 0
 	for _, one := range results {
+		v.Answered += one.Answered
 		if one.Verdict == replay.Diverged {
 			v.Problems = append(v.Problems, bundle.Problem{Event: int(one.Event) - 1, What: one.Process + " " + one.Text()})
 		}

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,6 +40,7 @@ type rerun struct {
 	env        map[string]string
 	workspaces []*client.Workspace
 	save       string
+	network    bool // answered from the record
 
 	runs     []replayedRun
 	contexts map[string]int // of the present sandbox, and how often each was started anew
@@ -178,12 +181,39 @@ func (r *rerun) request(n int, s replay.Segment) *client.CreateRequest {
 			req.Workspaces = append(req.Workspaces, w)
 		}
 	}
-	if was.Network != nil {
-		req.Network = &client.NetworkRules{} // one that refuses everything
-	} else {
+	switch {
+	case was.Network == nil:
 		req.NoNetwork = true
+	case r.network:
+		req.Network = &client.NetworkRules{Rules: was.Network.Rules, Recorded: true}
+		for _, name := range was.Placeholders {
+			env[name] = cmp.Or(r.env[name], standIn)
+		}
+	default:
+		req.Network = &client.NetworkRules{} // one that refuses everything
 	}
 	return req
+}
+
+// standIn is what a variable holds that held a placeholder: nothing of a replay leaves that a secret could be put on.
+const standIn = "csm-placeholder-of-a-replay-000000000000000000000000"
+
+// answers gives a sandbox what a process was answered then, and nothing else.
+func (r *rerun) answers(ctx context.Context, sandbox string, p *replay.Process) error {
+	if !r.network || r.record.Settings.Network == nil {
+		return nil
+	}
+	var list []*client.RecordedAnswer
+	for _, a := range p.Answers() {
+		m := &client.RecordedAnswer{
+			Method: a.Method, Url: a.URL, BodyBytes: a.Size, BodySalt: a.Salt, BodyHash: a.Hash, Status: int32(a.Status), Data: a.Data, //nolint:gosec // a status
+		}
+		for _, name := range slices.Sorted(maps.Keys(a.Header)) {
+			m.Header = append(m.Header, &client.RecordedHeader{Name: name, Values: a.Header[name]})
+		}
+		list = append(list, m)
+	}
+	return r.client.Replays.SetAnswers(ctx, sandbox, list)
 }
 
 func (r *rerun) step(ctx context.Context, sandbox string, n int, s replay.Step, about *replayedRun) error {
@@ -191,6 +221,9 @@ func (r *rerun) step(ctx context.Context, sandbox string, n int, s replay.Step, 
 		return r.call(ctx, sandbox, s.Call)
 	}
 	p := s.Process
+	if err := r.answers(ctx, sandbox, p); err != nil {
+		return err
+	}
 	if p.Code != nil {
 		return r.code(ctx, sandbox, p)
 	}
@@ -321,18 +354,22 @@ func (r *rerun) collect(ctx context.Context, sandbox, name string, about *replay
 // notes tell what the verdicts don't cover.
 func (r *rerun) notes(results []replay.Result) []string {
 	var out []string
-	without, partly, ran := 0, 0, 0
+	without, partly, ran, answered := 0, 0, 0, 0
 	for _, one := range results {
 		if one.Verdict == replay.NotAttempted {
 			continue
 		}
 		ran++
+		answered += one.Answered
 		if !one.Files {
 			without++
 		}
 		if one.Partly {
 			partly++
 		}
+	}
+	if answered > 0 {
+		out = append(out, plural(int64(answered), "request", "requests")+" of the first run answered from the record; nothing left this machine")
 	}
 	if without > 0 {
 		out = append(out, fmt.Sprintf("which files changed was not compared for %d of %d: it is recorded with --file-changes full", without, ran))

@@ -215,6 +215,9 @@ func (a *app) tellReport(r bundle.Report) error {
 	again := fmt.Sprintf("not asked: no --replay was given for %s", plural(int64(p.Processes), "process", "processes"))
 	if p.Runs > 0 {
 		again = fmt.Sprintf("%d of %d processes, %d after normalising; %d unstable, %d not attempted", p.Reproduced+p.Normalised, p.Processes, p.Normalised, p.Unstable, p.NotAttempted)
+		if p.Answered > 0 {
+			again += fmt.Sprintf("; %s answered from the record", plural(int64(p.Answered), "request", "requests"))
+		}
 	}
 	show("reproduced", p.Verdict, again)
 	return nil

@@ -32,6 +32,12 @@ func (noGateway) Refused(context.Context, string, time.Time) ([]egress.Refusal, 
 	return nil, nil
 }
 
+// SetAnswers implements sandbox.Gateway.
+func (noGateway) SetAnswers(context.Context, string, []egress.RecordedAnswer, bool) error { return nil }
+
+// Settle implements sandbox.Gateway.
+func (noGateway) Settle(context.Context, string) error { return nil }
+
 // Stats implements sandbox.Gateway.
 func (noGateway) Stats() (egress.Stats, bool) { return egress.Stats{}, false }
 

@@ -54,6 +54,9 @@ type Policy struct {
 	Proxy Private `json:"proxy,omitempty"`
 	// Keep says that the content of inspected requests and answers is kept; else only its hashes are.
 	Keep bool `json:"keep,omitempty"`
+	// Recorded says that nothing leaves. What a record holds is answered from it (RecordedAnswer), once the gateway was given that, and
+	// all else is refused; names are not looked up. It never changes while a gateway serves the sandbox.
+	Recorded bool `json:"recorded,omitempty"`
 }
 
 // Member is a sandbox as the server presents it to the gateway.
@@ -133,6 +136,9 @@ type Flow struct {
 	// sandbox's rules. Special addresses (private, loopback …) are refused unless special says that an
 	// administrator named this host.
 	DialTo func(ctx context.Context, name string, port uint16, special bool) (net.Conn, error)
+	// Recorded, where it is set, answers in place of the target: Dial and DialTo open nothing then. The error is a
+	// *RefusedError where the request is not in the record, or was answered as often as it stands there.
+	Recorded func(method, url string, body []byte) (*RecordedAnswer, error)
 	// Event records something, with the sandbox and target filled in.
 	Event func(Event)
 	// Keep is the sandbox's: whether content of requests and answers is kept.
@@ -240,6 +246,8 @@ type Event struct {
 	Method  string         `json:"method,omitempty"`
 	Path    string         `json:"path,omitempty"`
 	Status  int            `json:"status,omitempty"`
+	// Began is when the head of a request was there; Time is when the request ended.
+	Began time.Time `json:"began,omitzero"`
 	// Count says how many events this one is: a sandbox's are summed up where there are too many to stand
 	// alone, with their bytes together.
 	Count int    `json:"count,omitempty"`

@@ -44,7 +44,13 @@ func (r *Record) Accept(replays []*Record) (Plan, []Run, error) {
 	if i := slices.IndexFunc(runs, func(run Run) bool { return len(run) == 0 }); i >= 0 {
 		return Plan{}, nil, fmt.Errorf("there is nothing of run %d", i+1)
 	}
-	return r.Plan(r.having(func(id string) bool { return ran[id] })), runs, nil
+	c := r.having(func(id string) bool { return ran[id] })
+	for i, one := range replays {
+		if c.Network = one.recorded(); c.Network != replays[0].recorded() {
+			return Plan{}, nil, fmt.Errorf("sandbox %s: it had another network than that of run %s", replays[i].Sandbox, replays[0].Settings.Labels[LabelRun])
+		}
+	}
+	return r.Plan(c), runs, nil
 }
 
 // Runs is how often everything is run again. Another run is none that verdicts look at, so that none is taken.
@@ -75,6 +81,9 @@ func (r *Record) accept(one *Record) (int, error) {
 	if what := r.Settings.differs(one.Settings); what != "" {
 		return 0, fmt.Errorf("it was made with another %s than the recorded sandbox", what)
 	}
+	if err := r.answered(one); err != nil {
+		return 0, err
+	}
 	var did []Step
 	for _, s := range one.steps {
 		switch {
@@ -92,6 +101,7 @@ func (r *Record) accept(one *Record) (int, error) {
 // follows checks that what was done in a replay is a segment of a plan for r, from its beginning.
 func (r *Record) follows(one *Record, did []Step) error {
 	c := r.having(func(id string) bool { return one.byID[id] != nil })
+	c.Network = one.recorded()
 	for id := range one.byID {
 		c.Processes = append(c.Processes, id)
 	}
@@ -130,7 +140,8 @@ func (s Settings) differs(t Settings) string {
 		{"user", s.User == t.User},
 		{"directory", s.Dir == t.Dir},
 		{"limits", s.Limits == t.Limits},
-		{"environment", sameSet(s.Env, t.Env)},
+		{"environment", sameSet(s.given(t), t.Env)},
+		{"network", t.Network == nil || !t.Network.Recorded || s.Network != nil && slices.Equal(s.Network.Rules, t.Network.Rules)},
 		{"workspaces", sameSet(s.Workspaces, t.Workspaces)},
 		{"recording of files", s.Changes() == t.Changes()},
 	} {
@@ -139,6 +150,15 @@ func (s Settings) differs(t Settings) string {
 		}
 	}
 	return ""
+}
+
+// given names the variables of a sandbox in which t's processes are run again: with stand-ins for placeholders, where it is
+// answered from a record.
+func (s Settings) given(t Settings) []string {
+	if t.Network == nil || !t.Network.Recorded {
+		return s.Env
+	}
+	return slices.Concat(s.Env, s.Placeholders)
 }
 
 func sameSet(a, b []string) bool {

@@ -11,7 +11,8 @@ type Part string
 
 // The parts, in the order in which they are compared.
 const (
-	PartEnd      Part = "end" // how it ended: exit code, signal, why it did not start
+	PartNetwork  Part = "network" // what it asked for, where it was answered from the record
+	PartEnd      Part = "end"     // how it ended: exit code, signal, why it did not start
 	PartStdout   Part = "stdout"
 	PartStderr   Part = "stderr"
 	PartTerminal Part = "terminal"
@@ -25,7 +26,7 @@ type Difference struct {
 	// Offset is the first byte that differs in output as it was recorded, and Line the number of its line, from 1.
 	Offset int64 `json:"offset"`
 	Line   int   `json:"line,omitempty"`
-	// Path is of files, where they are named.
+	// Path is of files, where they are named, and what was asked for of the network.
 	Path string `json:"path,omitempty"`
 	// Recorded and Replayed are what is there, in short.
 	Recorded string `json:"recorded"`
@@ -35,6 +36,10 @@ type Difference struct {
 // Where says where it is.
 func (d Difference) Where() string {
 	switch {
+	case d.Part == PartNetwork && d.Recorded != "":
+		return d.Path + ", which it did not ask for again"
+	case d.Part == PartNetwork:
+		return d.Path + ", which it asked for and which is not in the record"
 	case d.Part == PartEnd:
 		return "its end"
 	case d.Path != "":
@@ -166,12 +171,16 @@ type outcome struct {
 
 func compare(a, b side, pairs *pairing) outcome {
 	n := newNormaliser(a, b, pairs)
-	o := outcome{diffs: compareEnds(a.p, b.p)}
+	asked, names := compareRequests(a, b)
+	o := outcome{diffs: append(asked, compareEnds(a.p, b.p)...)}
 	for _, part := range []Part{PartStdout, PartStderr, PartTerminal, PartResults} {
 		o.diffs = append(o.diffs, n.compareOutput(part)...)
 	}
 	files, compared := n.compareFiles()
 	o.diffs, o.files = append(o.diffs, files...), compared
+	if len(o.diffs) > 0 {
+		o.diffs = append(names, o.diffs...)
+	}
 	o.names, o.alike, o.others = n.names(), n.alike, n.others
 	return o
 }

@@ -40,6 +40,9 @@ type Result struct {
 	Sensitive *Difference `json:"sensitive,omitempty"`
 	// Reason says why it was not run again, or what makes it unstable.
 	Reason string `json:"reason,omitempty"`
+	// Answered is how many requests were answered from the record in the first run, and Unanswered what else it asked for.
+	Answered   int      `json:"answered,omitempty"`
+	Unanswered []string `json:"unanswered,omitempty"`
 	// Files says whether the files that it changed were compared; Partly that of its output only what the record keeps
 	// was: the beginning and the end.
 	Files  bool `json:"files"`
@@ -78,6 +81,12 @@ func (r Run) process(id string) (side, bool) {
 // Judge holds what was recorded against one or two runs of a plan. With one run there is no telling an unstable process
 // from a wrong record: then what differs is Diverged.
 func (r *Record) Judge(p Plan, runs ...Run) []Result {
+	r.assign()
+	for _, run := range runs {
+		for _, one := range run {
+			one.assign()
+		}
+	}
 	j := judge{r: r, runs: runs}
 	for range runs {
 		j.pairs = append(j.pairs, newPairing())
@@ -115,8 +124,8 @@ func (j judge) one(p *Process, res *Result) {
 			res.Verdict, res.Reason = NotAttempted, fmt.Sprintf("run %d did not come to it", i+1)
 			return
 		}
-		if len(s.p.unknown) > 0 {
-			res.Verdict, res.Reason = NotAttempted, fmt.Sprintf("of run %d something was not recorded: %s", i+1, s.p.unknown[0])
+		if unknown := s.p.unseen(); unknown != "" {
+			res.Verdict, res.Reason = NotAttempted, fmt.Sprintf("of run %d something was not recorded: %s", i+1, unknown)
 			return
 		}
 		sides = append(sides, s)
@@ -125,6 +134,7 @@ func (j judge) one(p *Process, res *Result) {
 		res.Verdict, res.Reason = NotAttempted, "it was not run again"
 		return
 	}
+	res.Answered, res.Unanswered = len(sides[0].p.Answers()), sides[0].p.unanswered()
 	first := compare(recorded, sides[0], j.pairs[0])
 	res.Files, res.Partly = first.files, p.partial()
 	second, third := first, outcome{}
@@ -144,11 +154,27 @@ func (j judge) one(p *Process, res *Result) {
 		res.Verdict, res.Normalisers = Normalised, first.names
 	default:
 		res.differs(first.diffs, second.diffs, third.diffs)
+		if hidden := p.hidden(); hidden != "" && res.Verdict == Diverged {
+			res.Verdict, res.Reason = NotAttempted, "what it was answered is not all in the record ("+hidden+"), and its outcome was another one"
+		}
 		return
 	}
 	if len(second.diffs) > 0 {
 		res.Sensitive = &second.diffs[0]
 	}
+}
+
+// unseen says what of a process that was run again is not in that record; "": nothing.
+func (p *Process) unseen() string {
+	if len(p.unknown) > 0 {
+		return p.unknown[0]
+	}
+	for _, c := range p.contacts {
+		if c.why != "" {
+			return c.why
+		}
+	}
+	return ""
 }
 
 // differs decides between a record that does not hold and a process that has another outcome each time: by the first place

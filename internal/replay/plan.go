@@ -35,6 +35,8 @@ type Choice struct {
 	Processes []string
 	// Env names the variables whose values are known; Workspaces the targets of workspaces whose folders are.
 	Env, Workspaces []string
+	// Network says that requests are answered from the record; else there is no network.
+	Network bool
 	// Ran, where it is set, says which processes have been run in which segment's sandbox, and limits the plan to them.
 	Ran func(id string) bool
 }
@@ -42,6 +44,7 @@ type Choice struct {
 // Plan says which processes can be run again, and from where: the last state before each one that is kept, or else the one
 // that the sandbox began with.
 func (r *Record) Plan(c Choice) Plan {
+	r.assign()
 	p := planner{
 		r: r, c: c, plan: Plan{Not: map[string]string{}}, all: r.general(c),
 		ran: map[interpreter]bool{}, spoiled: map[interpreter]string{},
@@ -207,8 +210,6 @@ func (p *Process) not(c Choice) string {
 		return "it was ended from outside (" + p.ending() + "), which is no outcome of its own"
 	case p.beside != "":
 		return "it ran at the same time as " + p.beside + ", and what they did to each other is not recorded"
-	case len(p.reached) > 0:
-		return "it used the network (" + strings.Join(p.reached, ", ") + "), and what it was answered is not recorded"
 	}
-	return ""
+	return p.offline(c.Network)
 }

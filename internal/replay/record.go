@@ -25,8 +25,10 @@ type Settings struct {
 	AllowMissing []string `json:"allow_missing"`
 	Record       string   `json:"record"`
 	FileChanges  string   `json:"file_changes"`
-	// Network is set where it had one; its rules don't matter.
-	Network *struct{} `json:"network"`
+	// Network is set where it had one.
+	Network *Network `json:"network"`
+	// Placeholders are variables that it was given beyond Env: they held placeholders of secrets.
+	Placeholders []string `json:"-"`
 	// Labels say of a sandbox that it was made to run the processes of another one again.
 	Labels map[string]string `json:"labels"`
 }
@@ -57,6 +59,11 @@ type Record struct {
 	byID     map[string]*Process
 	contexts map[string]*Context
 	open     map[string]bool // what has begun and not ended
+	group    int             // of what has begun since nothing was open
+	left     string          // the last process that left others behind
+	rules    uint64          // the event that changed the network's rules
+	contacts []*contact
+	assigned int // how many of contacts belong to processes already
 	last     uint64
 	bad      string // why it is no record to go by
 }
@@ -98,8 +105,12 @@ type Process struct {
 	changes *changes // nil: not recorded
 	unknown []string // what of the above is not in the record, and why
 	tty     bool
-	beside  string   // another one that was alive at the same time
-	reached []string // what it reached in the network
+	beside  string // another one that was alive at the same time
+	group   int    // of those that were
+	mixed   string // a process before it that left others behind
+	ruled   uint64 // the event before it that changed the network's rules
+	// contacts are what it had to do with the network; see Record.assign.
+	contacts []*contact
 }
 
 // Code is what a run executed, and where.
@@ -148,39 +159,41 @@ type event struct {
 
 // facts are those of all kinds of events that matter.
 type facts struct {
-	Name      string      `json:"name"`
-	Dir       string      `json:"dir"`
-	User      string      `json:"user"`
-	Env       []string    `json:"env"`
-	TTY       bool        `json:"tty"`
-	Cut       bool        `json:"cut"`
-	TimeoutMS int64       `json:"timeout_ms"`
-	PID       int         `json:"pid"`
-	End       string      `json:"end"`
-	Signal    int         `json:"signal"`
-	Error     string      `json:"error"`
-	Missed    int64       `json:"missed"`
-	Unread    bool        `json:"output_unread"`
-	Run       string      `json:"run"`
-	Context   string      `json:"context"`
-	Language  string      `json:"language"`
-	Fresh     bool        `json:"fresh"`
-	Commit    string      `json:"commit"`
-	Path      string      `json:"path"`
-	To        string      `json:"to"`
-	Mode      string      `json:"mode"`
-	Size      int64       `json:"size"`
-	Bytes     int64       `json:"bytes"`
-	Offset    int64       `json:"offset"`
-	Tree      bool        `json:"tree"`
-	Target    string      `json:"target"`
-	Argv      *bundle.Ref `json:"argv"`
-	Stdin     *bundle.Ref `json:"stdin"`
-	Stdout    *bundle.Ref `json:"stdout"`
-	Stderr    *bundle.Ref `json:"stderr"`
-	Terminal  *bundle.Ref `json:"terminal"`
-	Content   *bundle.Ref `json:"content"`
-	Results   *bundle.Ref `json:"results"`
+	Name         string      `json:"name"`
+	Network      *Network    `json:"network"`
+	Dir          string      `json:"dir"`
+	User         string      `json:"user"`
+	Env          []string    `json:"env"`
+	TTY          bool        `json:"tty"`
+	Cut          bool        `json:"cut"`
+	TimeoutMS    int64       `json:"timeout_ms"`
+	PID          int         `json:"pid"`
+	End          string      `json:"end"`
+	Signal       int         `json:"signal"`
+	Error        string      `json:"error"`
+	Missed       int64       `json:"missed"`
+	Unread       bool        `json:"output_unread"`
+	Run          string      `json:"run"`
+	Context      string      `json:"context"`
+	Language     string      `json:"language"`
+	Fresh        bool        `json:"fresh"`
+	Commit       string      `json:"commit"`
+	Placeholders []string    `json:"placeholders"`
+	Path         string      `json:"path"`
+	To           string      `json:"to"`
+	Mode         string      `json:"mode"`
+	Size         int64       `json:"size"`
+	Bytes        int64       `json:"bytes"`
+	Offset       int64       `json:"offset"`
+	Tree         bool        `json:"tree"`
+	Leftover     int         `json:"leftover"`
+	Argv         *bundle.Ref `json:"argv"`
+	Stdin        *bundle.Ref `json:"stdin"`
+	Stdout       *bundle.Ref `json:"stdout"`
+	Stderr       *bundle.Ref `json:"stderr"`
+	Terminal     *bundle.Ref `json:"terminal"`
+	Content      *bundle.Ref `json:"content"`
+	Results      *bundle.Ref `json:"results"`
 }
 
 // Add takes the next event of a bundle, with the bodies that are there: it fits bundle.Options.
@@ -227,7 +240,9 @@ func (r *Record) take(e event) error {
 		return e.said("server", &r.Settings)
 	}
 	switch kind, _, _ := strings.Cut(e.Type, "."); kind {
-	case "sandbox", "process", "context", "run", "file", "directory", "files", "network", "commit", "gap":
+	case "network", "model":
+		return r.meets(e)
+	case "sandbox", "process", "context", "run", "file", "directory", "files", "commit", "gap":
 	default:
 		return nil
 	}
@@ -244,6 +259,7 @@ func (r *Record) take(e event) error {
 	switch e.Type {
 	case "sandbox.claimed":
 		r.Host = cmp.Or(s.Name, r.Host)
+		r.Settings.Placeholders = s.Placeholders
 	case "sandbox.checkout":
 		r.steps = append(r.steps, &step{seq: e.Seq, commit: s.Commit, taken: true})
 	case "commit.made":
@@ -268,14 +284,22 @@ func (r *Record) take(e event) error {
 		return r.ended(e, s.Run, s, g)
 	case "file.written", "file.removed", "file.moved", "file.mode", "directory.made":
 		r.called(e, s, g)
-	case "network.opened", "network.request": // what was refused is refused again
-		r.reached(s)
+	case "sandbox.updated":
+		if s.Network != nil {
+			r.rules = e.Seq
+		}
 	}
 	return nil
 }
 
 // begin notes that a process or a run is alive, beside whatever else is.
 func (r *Record) begin(id string) {
+	if len(r.open) == 0 {
+		r.group++
+	}
+	if p := r.byID[id]; p != nil {
+		p.group, p.mixed, p.ruled = r.group, r.left, r.rules
+	}
 	for other := range r.open {
 		if a, b := r.byID[id], r.byID[other]; a != nil && b != nil && a.follows(b) {
 			continue
@@ -373,7 +397,9 @@ func (r *Record) ended(e event, id string, s, g facts) error {
 		return fmt.Errorf("%s ends and has no start", id)
 	}
 	delete(r.open, p.ID)
-	p.Ended = e.Time
+	if p.Ended = e.Time; g.Leftover > 0 {
+		r.left = p.ID
+	}
 	p.End, p.Signal, p.Problem = cmp.Or(s.End, g.End), g.Signal, g.Error
 	if err := p.exited(e); err != nil {
 		return err
@@ -445,15 +471,6 @@ func (r *Record) called(e event, s, g facts) {
 	}
 	if _, err := fmt.Sscanf(cmp.Or(s.Mode, g.Mode, "0"), "%o", &c.Mode); err != nil {
 		st.lost = what + "and the mode can't be read"
-	}
-}
-
-// reached notes what the sandbox reached, for every process that was alive.
-func (r *Record) reached(s facts) {
-	for id := range r.open {
-		if p := r.byID[id]; p != nil && len(p.reached) < 3 {
-			p.reached = append(p.reached, cmp.Or(s.Target, "a host"))
-		}
 	}
 }
 

@@ -14,6 +14,8 @@ type tape struct {
 	t   testing.TB
 	r   *Record
 	now time.Time
+
+	asked int // connections so far
 }
 
 type object = map[string]any

@@ -322,9 +322,12 @@ func (m *Manager) started(b *box, p Principal, began time.Time) (journal.Pending
 	//casemate:fact server sandbox.claimed user text
 	//casemate:fact server sandbox.claimed dir text
 	//casemate:fact server sandbox.claimed total_us number how long its start took
-	running := m.becomeLocked(b, Running, event(journal.SandboxClaimed, p.ID, map[string]any{
-		"name": b.name, "user": s.Spec.User, "dir": s.Spec.Dir, "total_us": s.Timings["total"].Microseconds(),
-	}))
+	//casemate:fact server sandbox.claimed placeholders list the variables that hold placeholders of secrets
+	facts := map[string]any{"name": b.name, "user": s.Spec.User, "dir": s.Spec.Dir, "total_us": s.Timings["total"].Microseconds()}
+	if len(b.placeholders) > 0 {
+		facts["placeholders"] = b.placeholders
+	}
+	running := m.becomeLocked(b, Running, event(journal.SandboxClaimed, p.ID, facts))
 	m.armLocked(b)
 	return running, nil
 }

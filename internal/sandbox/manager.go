@@ -154,6 +154,8 @@ type box struct {
 	guest   guest // nil while starting
 	// restored says that it began with the processes of a memory image. It is the create's alone.
 	restored bool
+	// placeholders are the variables that it was granted and that hold placeholders of secrets. It is the create's alone.
+	placeholders []string
 	// leaving is set while the instance is taken down and the sandbox stays.
 	leaving bool
 	// bound is the commit whose files it is to get, from before that is recorded; "": none.

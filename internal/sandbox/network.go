@@ -48,6 +48,9 @@ type Network struct {
 	// Proxy is a proxy (SOCKS5, host:port) of this sandbox alone, which its TCP connections leave through. Whoever sets it has
 	// given the vault what is needed to use it. A sandbox that gets a copy of the Network without that reaches nothing.
 	Proxy string `json:",omitempty"`
+	// Recorded says that nothing leaves: what the sandbox asks for is answered from a record, as far as SetAnswers gave it, and
+	// all else is refused. Rules refuse what they refuse. It is set when a sandbox is made, and never changes.
+	Recorded bool `json:",omitempty"`
 }
 
 // Gateway is what the Manager needs of package egress/control; *control.Gateway implements it.
@@ -60,6 +63,10 @@ type Gateway interface {
 	Detach(ctx context.Context, id string) error
 	// Refused returns what was refused at or after since.
 	Refused(ctx context.Context, id string, since time.Time) ([]egress.Refusal, error)
+	// SetAnswers gives a sandbox that is answered from a record its answers, in place of those before, or with more behind them.
+	SetAnswers(ctx context.Context, id string, list []egress.RecordedAnswer, more bool) error
+	// Settle returns once everything is recorded (RecordNetwork) that the gateway has seen of a sandbox so far.
+	Settle(ctx context.Context, id string) error
 	// Usage returns what a sandbox has moved and has open.
 	Usage(ctx context.Context, id string) (egress.Usage, error)
 	// Stats returns the gateway process's figures; ok is false where none runs.
@@ -91,7 +98,7 @@ func (m *Manager) checkNetwork(p Principal, n *Network) error {
 	if l.Connections < 0 || l.Pending < 0 || l.Bytes < 0 || l.Rate < 0 || l.Idle < 0 {
 		return invalid("a limit of the network is negative").WithHint("leave it out for the default")
 	}
-	if special := slices.IndexFunc(own, rules.Rule.Special); special >= 0 && !p.admin() {
+	if special := slices.IndexFunc(own, rules.Rule.Special); special >= 0 && !p.admin() && !n.Recorded {
 		return errs.New(errs.PermissionDenied, "only an administrator may open addresses that are private or the host's, as the rule %q does", own[special].Text()).
 			WithHint("use an admin key, or leave the rule out")
 	}
@@ -111,6 +118,9 @@ func (m *Manager) withinParentNetwork(p Principal, n *Network) error {
 	if above == nil {
 		return errs.New(errs.PermissionDenied, "a child can't have a network where its parent has none")
 	}
+	if above.Recorded {
+		return errs.New(errs.PermissionDenied, "a child can't have a network where its parent is answered from a record: nothing leaves there")
+	}
 	if above.Proxy != "" {
 		return errs.New(errs.PermissionDenied, "a child can't have a network where its parent leaves through a proxy of its own")
 	}
@@ -127,13 +137,14 @@ func (m *Manager) expand(n *Network) ([]rules.Rule, error) {
 
 func (m *Manager) policyOf(level Recording, n *Network) (egress.Policy, error) {
 	list, err := m.expand(n)
-	return egress.Policy{Rules: list, Limits: n.Limits, Via: n.Proxy, Keep: level.keeps(RecordContent)}, err
+	return egress.Policy{Rules: list, Limits: n.Limits, Via: n.Proxy, Keep: level.keeps(RecordContent), Recorded: n.Recorded}, err
 }
 
 // Granted is what a sandbox with a network gets beside it.
 type Granted struct {
-	// Env is beneath what the spec says.
-	Env map[string]string
+	// Env is beneath what the spec says. Placeholders names those of its variables that hold placeholders of secrets.
+	Env          map[string]string
+	Placeholders []string
 	// Files are shown read-only, by their paths inside.
 	Files map[string][]byte
 }
@@ -144,6 +155,10 @@ func (m *Manager) granted(ctx context.Context, b *box, s Spec, spec *isolation.S
 		return s.Env
 	}
 	g := m.cfg.Grants(ctx, b.snapshot())
+	b.placeholders = slices.DeleteFunc(slices.Sorted(slices.Values(g.Placeholders)), func(name string) bool {
+		_, own := s.Env[name]
+		return own
+	})
 	for _, path := range slices.Sorted(maps.Keys(g.Files)) {
 		spec.Files = append(spec.Files, isolation.File{Path: path, Content: g.Files[path]})
 	}
@@ -254,6 +269,9 @@ func (m *Manager) setNetwork(ctx context.Context, p Principal, b *box, n *Networ
 	if now.Spec.Network == nil {
 		return errs.New(errs.FailedPrecondition, "sandbox %s was created without network, and can't get one any more", b.id).
 			WithHint("commit it and start from the commit: casemate create --template COMMIT --allow HOST; with --net closed, rules can be given later")
+	}
+	if n.Recorded != now.Spec.Network.Recorded {
+		return errs.New(errs.FailedPrecondition, "whether sandbox %s is answered from a record is said when it is made, and does not change", b.id)
 	}
 	if err := m.checkNetwork(p, n); err != nil {
 		return err

@@ -44,6 +44,9 @@ func (m *Manager) SetTemplateNetwork(ctx context.Context, p Principal, template 
 	if !p.admin() || p.Sandbox != "" {
 		return errs.New(errs.PermissionDenied, "only an administrator may say what a template's sandboxes reach")
 	}
+	if n != nil && n.Recorded {
+		return invalid("a template's default network is none that is answered from a record")
+	}
 	if n != nil {
 		if err := m.checkNetwork(p, n); err != nil {
 			return err

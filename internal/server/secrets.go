@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -207,11 +208,7 @@ func (s *Server) subject(ctx context.Context, sb sandbox.Sandbox) secret.Subject
 
 // grants says what a sandbox with a network gets beside it: placeholders, the way to models, certificates.
 func (s *Server) grants(ctx context.Context, sb sandbox.Sandbox) sandbox.Granted {
-	sub := s.subject(ctx, sb)
-	env := secret.EnvOf(s.vault.Grants(ctx, sub))
-	for k, v := range secret.RouteEnv(s.vault.RouteGrants(ctx, sub)) {
-		env[k] = v
-	}
+	env, placeholders := s.placeholders(ctx, sb)
 	for _, name := range []string{
 		"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO",
 		"CODEX_CA_CERTIFICATE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "HTTPLIB2_CA_CERTS", "NIX_SSL_CERT_FILE", "BUNDLE_SSL_CA_CERT",
@@ -220,7 +217,22 @@ func (s *Server) grants(ctx context.Context, sb sandbox.Sandbox) sandbox.Granted
 		env[name] = insideBundle
 	}
 	env["NODE_EXTRA_CA_CERTS"], env["DENO_TLS_CA_STORE"] = insideCA, "system"
-	return sandbox.Granted{Env: env, Files: s.trust.files}
+	return sandbox.Granted{Env: env, Placeholders: placeholders, Files: s.trust.files}
+}
+
+// placeholders are the variables that stand for secrets in a sandbox, and for the way to models, and the names of the former.
+// One that is answered from a record has none: nothing of it leaves that anything could be put on.
+func (s *Server) placeholders(ctx context.Context, sb sandbox.Sandbox) (env map[string]string, names []string) {
+	if n := sb.Spec.Network; n != nil && n.Recorded {
+		return map[string]string{}, nil
+	}
+	sub := s.subject(ctx, sb)
+	env = secret.EnvOf(s.vault.Grants(ctx, sub))
+	names = slices.Collect(maps.Keys(env))
+	for k, v := range secret.RouteEnv(s.vault.RouteGrants(ctx, sub)) {
+		env[k] = v
+	}
+	return env, names
 }
 
 // beyond says what the gateway does with a sandbox's connections to a name beyond what its rules say.
@@ -256,6 +268,9 @@ func (s *Server) private(ctx context.Context, id string) (egress.Private, error)
 	sb, err := s.manager.Get(ctx, policy.Local(), id)
 	if err != nil {
 		return nil, err
+	}
+	if n := sb.Spec.Network; n != nil && n.Recorded {
+		return nil, nil // nothing of it leaves that a secret could be put on
 	}
 	used, err := s.vault.SpentBy(ctx, id)
 	if err != nil {

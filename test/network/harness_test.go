@@ -16,18 +16,20 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"casemate.dev/client"
+	"casemate.dev/internal/cli"
 	"casemate.dev/internal/server"
 	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/mounts"
 	"casemate.dev/internal/testenv/world"
 )
 
-// TestMain is five programs: the gateway process, the keeper and the one that unpacks an image's layer, which the servers
+// TestMain is six programs: the command line, the gateway process, the keeper and the one that unpacks an image's layer, which the servers
 // of the tests start; what makes the network namespace; and the tests in it.
 func TestMain(m *testing.M) {
 	programs := map[string]func([]string) error{
 		server.GatewayVerb: server.RunGateway, server.UnpackVerb: server.UnpackLayer,
 		server.KeeperVerb: func([]string) error { return server.RunKeeper() },
+		"casemate":        func(args []string) error { os.Exit(cli.Main("test", args)); return nil },
 	}
 	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
 		if err := programs[os.Args[1]](os.Args[2:]); err != nil {

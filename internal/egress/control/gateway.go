@@ -73,6 +73,47 @@ type Gateway struct {
 	sandboxes map[string]egress.Member
 	closed    bool
 	watching  bool
+
+	taken taken
+}
+
+// taken tells how far the gateway's events are recorded.
+type taken struct {
+	mu   sync.Mutex    // guards the fields below
+	last uint64        // the number of the last one
+	more chan struct{} // closed when there are more
+}
+
+// note says that the events up to a number are recorded, of whatever gateway runs now.
+func (t *taken) note(last uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last = last
+	if t.more != nil {
+		close(t.more)
+		t.more = nil
+	}
+}
+
+// wait returns once those up to a number are.
+func (t *taken) wait(ctx context.Context, last uint64) error {
+	for {
+		t.mu.Lock()
+		if t.last >= last {
+			t.mu.Unlock()
+			return nil
+		}
+		if t.more == nil {
+			t.more = make(chan struct{})
+		}
+		more := t.more
+		t.mu.Unlock()
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return errs.Wrap(ctx.Err(), errs.Unavailable, "what the gateway saw last is not recorded yet")
+		}
+	}
 }
 
 // New returns a handle. Nothing is started yet.
@@ -243,6 +284,36 @@ func (g *Gateway) Usage(_ context.Context, id string) (egress.Usage, error) {
 		return egress.Usage{}, err
 	}
 	return *r.Usage, nil
+}
+
+// SetAnswers gives a sandbox that is answered from a record its answers, in place of those before, or with more behind them.
+// A gateway that is started again has none, and refuses. Kinds: NotFound, FailedPrecondition, InvalidArgument,
+// ResourceExhausted, Unavailable.
+func (g *Gateway) SetAnswers(_ context.Context, id string, list []egress.RecordedAnswer, more bool) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.sandboxes[id]; !ok || g.conn == nil {
+		return errs.New(errs.NotFound, "sandbox %s has no network", id)
+	}
+	_, err := g.call(Request{Op: OpAnswers, Sandbox: id, Answers: list, More: more}, nil)
+	return err
+}
+
+// Settle returns once everything is recorded that the gateway has seen of a sandbox so far. Kind: Unavailable.
+func (g *Gateway) Settle(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, g.patience)
+	defer cancel()
+	g.mu.Lock()
+	if g.conn == nil {
+		g.mu.Unlock()
+		return nil
+	}
+	r, err := g.call(Request{Op: OpWaiting, Sandbox: id}, nil)
+	g.mu.Unlock()
+	if err != nil || r.Last == 0 {
+		return err
+	}
+	return g.taken.wait(ctx, r.Last)
 }
 
 // Stats returns the process's figures; ok is false where none runs.

@@ -25,6 +25,7 @@ func (g *Gateway) ready(ctx context.Context) error {
 		return errs.Wrap(err, errs.Unavailable, "the gateway could not be started")
 	}
 	g.proc = p
+	g.taken.note(0) // it counts from the beginning
 	if err := g.connect(ctx); err != nil {
 		g.kill()
 		return errs.Wrap(err, errs.Unavailable, "the gateway does not answer after its start; see %s", g.spec(0).Log())
@@ -157,5 +158,6 @@ func (g *Gateway) follow() error {
 			}
 		}
 		after = reply.Last
+		g.taken.note(after)
 	}
 }

@@ -30,7 +30,7 @@ import (
 )
 
 // Protocol is the version of what follows. A server ends a gateway that speaks another one.
-const Protocol = 4
+const Protocol = 5
 
 // maxMessage bounds a message.
 const maxMessage = 16 << 20
@@ -48,6 +48,8 @@ const (
 	OpUsage     Op = "usage"     // Sandbox → Usage
 	OpEvents    Op = "events"    // After → Events, Last; waits until there are some
 	OpStats     Op = "stats"     // → Stats
+	OpAnswers   Op = "answers"   // Sandbox, Answers, More
+	OpWaiting   Op = "waiting"   // Sandbox, of which nothing is summed up any longer → Last: the last event that waits for the server; 0: none does
 	OpExit      Op = "exit"      // ends the process
 )
 
@@ -60,6 +62,9 @@ type Request struct {
 	Proxy   *proxy.Proxy   `json:"proxy,omitempty"`
 	Since   time.Time      `json:"since,omitzero"`
 	After   uint64         `json:"after,omitempty"`
+	// Answers of a record, in place of those before, or with More behind them.
+	Answers []egress.RecordedAnswer `json:"answers,omitempty"`
+	More    bool            `json:"more,omitempty"`
 }
 
 // Reply is its answer.

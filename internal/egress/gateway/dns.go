@@ -142,17 +142,22 @@ func (s *sandbox) mayLookUp(asked string) (string, rules.Verdict) {
 	if err != nil || name == "" {
 		return "", bad
 	}
-	if s.gw.want(s.id, egress.Target{Name: name}) == egress.Answer {
+	if s.answers(name) {
 		return name, rules.Verdict{Allow: true, Code: rules.Allowed}
 	}
-	return name, s.judge(rules.Query{Proto: rules.DNS, Name: name})
+	return name, s.judgeName(name)
+}
+
+// answers reports whether a name is the gateway's own in this sandbox.
+func (s *sandbox) answers(name string) bool {
+	return s.recorded == nil && s.gw.want(s.id, egress.Target{Name: name}) == egress.Answer
 }
 
 // records answers for a name that may be looked up: with addresses that stand for it, and with what else
 // is harmless. Keys for encrypted hellos (HTTPS, SVCB) are left out, since a hello that hides its name is
 // refused.
 func (s *sandbox) records(m *dns.Msg, q dns.Question, name string) {
-	if s.gw.want(s.id, egress.Target{Name: name}) != egress.Answer {
+	if s.recorded == nil && !s.answers(name) {
 		if err := s.exists(m, q, name); err != nil {
 			return
 		}

@@ -98,7 +98,7 @@ func (v *events) beyond(e egress.Event) {
 		return
 	}
 	e.Conn, e.Method, e.Path, e.Status, e.Count = 0, "", "", 0, times(e)
-	e.Bodies, e.Unfinished, e.NotKept = nil, nil, ""
+	e.Bodies, e.Unfinished, e.NotKept, e.Began = nil, nil, "", time.Time{}
 	v.used[k] = &e
 }
 
@@ -114,6 +114,21 @@ func (v *events) caughtUp() {
 	}
 	clear(v.used)
 	clear(v.dropped)
+}
+
+// waiting returns the number of the last event that waits for the server, 0 where none does. What is summed up of a sandbox
+// is among them.
+func (g *Gateway) waiting(sandbox string) uint64 {
+	if s, err := g.find(sandbox); err == nil {
+		s.flush()
+	}
+	v := g.events
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.list) == 0 {
+		return 0
+	}
+	return v.first + uint64(len(v.list)) - 1
 }
 
 // batch is how many events are handed over at once, with so many bytes of content at most unless it is one event's.

@@ -129,11 +129,15 @@ func (g *Gateway) Attach(id string, tap *os.File, p egress.Policy) error {
 	return nil
 }
 
-// Configure replaces a sandbox's policy, and cuts the connections that it no longer allows.
+// Configure replaces a sandbox's policy, and cuts the connections that it no longer allows. Kinds: NotFound,
+// FailedPrecondition where it would no longer be answered from a record, or only then.
 func (g *Gateway) Configure(id string, p egress.Policy) error {
 	s, err := g.find(id)
 	if err != nil {
 		return err
+	}
+	if p.Recorded != (s.recorded != nil) {
+		return errs.New(errs.FailedPrecondition, "whether sandbox %s is answered from a record can't change", id)
 	}
 	if g.inspector != nil {
 		if err := g.inspector.Configure(id, p.Private); err != nil {

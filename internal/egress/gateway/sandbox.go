@@ -75,8 +75,9 @@ type sandbox struct {
 	in     *meter // bytes into it
 	wg     sync.WaitGroup
 
-	quota   *quota
-	lookups chan struct{} // a place for each lookup under way
+	quota    *quota
+	lookups  chan struct{} // a place for each lookup under way
+	recorded *recorded     // answers in place of the world; nil: connections leave
 
 	mu       sync.Mutex // guards the fields below
 	conns    map[uint64]*conn
@@ -97,7 +98,7 @@ const maxLookups = 64
 func (g *Gateway) newSandbox(id string, tap *os.File, p egress.Policy) (*sandbox, error) {
 	s := &sandbox{
 		id: id, gw: g, names: newNames(), conns: map[uint64]*conn{}, flows: map[udpKey]*conn{},
-		lookups: make(chan struct{}, maxLookups), out: newMeter(), in: newMeter(), quota: newQuota(),
+		lookups: make(chan struct{}, maxLookups), out: newMeter(), in: newMeter(), quota: newQuota(), recorded: newRecorded(p),
 	}
 	s.setPolicy(p)
 	s.ctx, s.cancel = context.WithCancel(context.Background())

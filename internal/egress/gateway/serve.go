@@ -151,6 +151,10 @@ func (g *Gateway) call(ctx context.Context, r control.Request, f *os.File) (*con
 		reply.Usage = &u
 	case control.OpEvents:
 		reply.Events, reply.Last, err = g.Events(ctx, r.After)
+	case control.OpAnswers:
+		err = g.SetAnswers(r.Sandbox, r.Answers, r.More)
+	case control.OpWaiting:
+		reply.Last = g.waiting(r.Sandbox)
 	case control.OpStats:
 		reply.Stats = g.statsNow()
 	default:

@@ -97,10 +97,10 @@ func (c *conn) forward(r *tcp.ForwarderRequest) {
 	open := false
 	defer func() { c.end(open) }()
 	want := c.s.gw.want(c.s.id, c.target)
-	c.own = want == egress.Answer
+	c.own = want == egress.Answer && c.s.recorded == nil
 	v := rules.Verdict{Allow: true, Code: rules.Allowed}
 	if !c.own {
-		v = c.s.judge(c.judged())
+		v = c.judgeTarget()
 	}
 	inspected := v.Inspect || want != egress.Pass
 	if v.Allow && inspected && c.s.gw.inspector == nil {
@@ -166,10 +166,16 @@ func (c *conn) inspect(in *inner) {
 		Sandbox: c.s.id, Target: c.target, Client: client, Hello: first.hello,
 		Judge: c.judgeRequest, Dial: c.dialForInspector,
 		DialTo: func(ctx context.Context, name string, port uint16, special bool) (net.Conn, error) {
+			if err := c.sealed(); err != nil {
+				return nil, err
+			}
 			return c.s.gw.dialTo(ctx, name, port, special)
 		},
 		Event: func(e egress.Event) { c.event(e) },
 		Keep:  c.s.policy.Load().keep,
+	}
+	if c.s.recorded != nil {
+		f.Recorded = c.fromRecord
 	}
 	err = c.s.gw.inspector.Serve(c.ctx, f)
 	var fault *egress.FaultError

@@ -24,6 +24,9 @@ func (s *sandbox) forwardUDP(r *udp.ForwarderRequest) bool {
 	if bad == nil {
 		if v := s.judge(q); !v.Allow {
 			bad = &v
+		} else if s.recorded != nil {
+			v = notRecorded("udp to " + rules.Target(q) + " is not in the record")
+			bad = &v
 		} else if q.Name == "" {
 			bad = s.gw.notPastProxy(q)
 		}
@@ -147,6 +150,9 @@ func (g *Gateway) notPastProxy(q rules.Query) *rules.Verdict {
 
 // dialUDP is dial for UDP.
 func (c *conn) dialUDP() (net.Conn, error) {
+	if err := c.sealed(); err != nil {
+		return nil, err
+	}
 	q := c.judged()
 	addrs := []netip.Addr{q.Addr}
 	if q.Name != "" {

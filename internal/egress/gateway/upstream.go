@@ -91,6 +91,9 @@ func (r *resolver) lookupBriefly(ctx context.Context, name string) ([]netip.Addr
 
 // dial opens the other side of a connection. It records why it could not.
 func (c *conn) dial(ctx context.Context) (net.Conn, error) {
+	if err := c.sealed(); err != nil {
+		return nil, err
+	}
 	q := c.judged()
 	up, to, v := c.s.gw.reach(ctx, c.s.policy.Load().proxy, q, c.s.judge)
 	if !v.Allow {

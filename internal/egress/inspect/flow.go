@@ -341,14 +341,11 @@ func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, t *taking, 
 		return nil
 	}})
 	protocol := upgrades(r)
-	way := x.h1
-	if r.ProtoMajor == 2 {
-		way = x.h2
-	} else if protocol == "websocket" {
+	if r.ProtoMajor != 2 && protocol == "websocket" {
 		out.Header.Set("Connection", "Upgrade")
 		out.Header.Set("Upgrade", "websocket")
 	}
-	resp, err := way.RoundTrip(out.WithContext(ctx))
+	resp, err := x.way(r).RoundTrip(out.WithContext(ctx))
 	if err != nil {
 		x.failed(w, r, t, err)
 		return
@@ -364,6 +361,17 @@ func (x *flow) exchange(w http.ResponseWriter, r, out *http.Request, t *taking, 
 		return
 	}
 	x.answer(w, r, resp, t, n, keyed)
+}
+
+// way is where a request is answered.
+func (x *flow) way(r *http.Request) http.RoundTripper {
+	switch {
+	case x.f.Recorded != nil:
+		return recordedWay{x}
+	case r.ProtoMajor == 2:
+		return x.h2
+	}
+	return x.h1
 }
 
 // failed tells why the server gave no answer. What a dial says may name addresses of the host's network,
@@ -418,7 +426,11 @@ func (x *flow) answer(w http.ResponseWriter, r *http.Request, resp *http.Respons
 		announceTrailer(h, resp)
 	}
 	w.WriteHeader(resp.StatusCode)
-	err := pour(w, body, lengthOf(h))
+	// Before the sandbox has all of it: whoever sees that a process has ended finds what it was answered in the record.
+	err := pour(w, body, lengthOf(h), func() {
+		t.end(egress.BodyAnswer)
+		x.tell(r, t)
+	})
 	if masked {
 		x.told.event(egress.Event{Type: egress.EventMasked, Note: "a secret was taken out of the response"})
 	}
@@ -453,13 +465,15 @@ func (n *needles) maskHeaderOf(h http.Header) bool {
 }
 
 // pour copies what there is as soon as it is there. The last of a body whose length is known, -1 where it is not, goes
-// with the end of the response.
-func pour(w http.ResponseWriter, body io.Reader, length int64) error {
+// with the end of the response; whole is called before it.
+func pour(w http.ResponseWriter, body io.Reader, length int64, whole func()) error {
 	rc := http.NewResponseController(w)
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := body.Read(buf)
-		length -= int64(n)
+		if length -= int64(n); n > 0 && length == 0 {
+			whole()
+		}
 		if n > 0 {
 			if _, werr := w.Write(buf[:n]); werr != nil {
 				return werr

@@ -224,7 +224,7 @@ func (x *flow) ask(w http.ResponseWriter, r *http.Request, rt *route, path strin
 	}
 	t.answered(code, h)
 	w.WriteHeader(code)
-	err = pour(w, t.reader(egress.BodyAnswer, newScrubber(rt.needles, m, nil)), lengthOf(w.Header()))
+	err = pour(w, t.reader(egress.BodyAnswer, newScrubber(rt.needles, m, nil)), lengthOf(w.Header()), func() {})
 	if code < 400 && r.Method == http.MethodPost && !counting(path) {
 		used = m.used(int64(len(q.body)))
 	}

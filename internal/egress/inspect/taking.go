@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/journal/content"
@@ -20,7 +21,8 @@ const whyHeld = "the gateway held too much of the sandbox's other requests and a
 // put on it, and the answer as the sandbox gets it, with nothing in it that must not come back. Who reads and writes
 // these never waits for it.
 type taking struct {
-	keep bool
+	keep  bool
+	began time.Time
 	// status and note are what the event says of the answer; of whoever answers the request alone.
 	status int
 	note   string
@@ -42,7 +44,7 @@ type taken struct {
 
 // take begins to take down a request.
 func (x *flow) take(method, url string, h http.Header) *taking {
-	t := &taking{keep: x.f.Keep, lease: lease{h: &x.in.taken, sandbox: x.f.Sandbox}, parts: make(map[string]*taken)}
+	t := &taking{keep: x.f.Keep, began: time.Now(), lease: lease{h: &x.in.taken, sandbox: x.f.Sandbox}, parts: make(map[string]*taken)}
 	t.head(egress.BodyRequestHead, egress.RequestHead{Method: method, URL: url, Header: shownHeader(h)})
 	return t
 }
@@ -138,6 +140,7 @@ func (t *taking) onto(e egress.Event) (egress.Event, bool) {
 	}
 	t.over = true
 	defer t.lease.end()
+	e.Began = t.began
 	e.Bodies = make(map[string]content.Kept, len(t.parts))
 	for _, name := range egress.BodyNames() {
 		one := t.parts[name]

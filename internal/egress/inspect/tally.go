@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"sync"
+	"time"
 
 	"casemate.dev/internal/egress"
 )
@@ -56,7 +57,7 @@ func (t *tally) event(e egress.Event) {
 		alone = toldRequests
 	}
 	if n.seen > alone {
-		e.Bodies, e.Unfinished, e.NotKept = nil, nil, ""
+		e.Bodies, e.Unfinished, e.NotKept, e.Began = nil, nil, "", time.Time{}
 		n.left++
 		n.last = e
 		if n.left < toldAtOnce {

@@ -68,13 +68,14 @@ const (
 	Unreachable    Code = "unreachable"     // allowed, and the other side did not answer
 	Limit          Code = "limit"           // the sandbox's connections, bytes or rate
 	NotInspectable Code = "not_inspectable" // the rule looks into HTTP, and this can't be looked into
+	NotRecorded    Code = "not_recorded"    // the sandbox is answered from a record, and this is not in it
 )
 
 // Known reports whether c is one of the codes.
 func (c Code) Known() bool {
 	switch c {
 	case Allowed, NoRule, Denied, SpecialAddress, NameMismatch, NoServerName, NotWeb, BadName, UnknownAddress, Unresolved,
-		Unreachable, Limit, NotInspectable:
+		Unreachable, Limit, NotInspectable, NotRecorded:
 		return true
 	}
 	return false

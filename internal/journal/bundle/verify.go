@@ -75,6 +75,8 @@ type Replays struct {
 	Diverged     int `json:"diverged"`
 	Unstable     int `json:"unstable"`
 	NotAttempted int `json:"not_attempted"`
+	// Answered is how many requests were answered from the record, in the first run.
+	Answered int `json:"answered,omitempty"`
 }
 
 // Report is what a bundle shows.

@@ -34,7 +34,10 @@ type Network struct {
 	// In answers: the template whose default it is; empty where the create named a network.
 	Template string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	// In answers: a proxy of the sandbox's own, HOST:PORT, that its TCP connections leave through (E2B's egressProxy).
-	Proxy         string `protobuf:"bytes,4,opt,name=proxy,proto3" json:"proxy,omitempty"`
+	Proxy string `protobuf:"bytes,4,opt,name=proxy,proto3" json:"proxy,omitempty"`
+	// Nothing leaves: what the sandbox asks for is answered from a record (ReplayService), and all else is refused. It is said
+	// when a sandbox is made, and does not change.
+	Recorded      bool `protobuf:"varint,5,opt,name=recorded,proto3" json:"recorded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -95,6 +98,13 @@ func (x *Network) GetProxy() string {
 		return x.Proxy
 	}
 	return ""
+}
+
+func (x *Network) GetRecorded() bool {
+	if x != nil {
+		return x.Recorded
+	}
+	return false
 }
 
 // TemplateNetwork is what sandboxes of a template may reach by default.
@@ -968,12 +978,13 @@ var File_casemate_v1_network_proto protoreflect.FileDescriptor
 
 const file_casemate_v1_network_proto_rawDesc = "" +
 	"\n" +
-	"\x19casemate/v1/network.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x01\n" +
+	"\x19casemate/v1/network.proto\x12\vcasemate.v1\x1a\x18casemate/v1/access.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n" +
 	"\aNetwork\x12\x14\n" +
 	"\x05rules\x18\x01 \x03(\tR\x05rules\x122\n" +
 	"\x06limits\x18\x02 \x01(\v2\x1a.casemate.v1.NetworkLimitsR\x06limits\x12\x1a\n" +
 	"\btemplate\x18\x03 \x01(\tR\btemplate\x12\x14\n" +
-	"\x05proxy\x18\x04 \x01(\tR\x05proxy\"]\n" +
+	"\x05proxy\x18\x04 \x01(\tR\x05proxy\x12\x1a\n" +
+	"\brecorded\x18\x05 \x01(\bR\brecorded\"]\n" +
 	"\x0fTemplateNetwork\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12.\n" +
 	"\anetwork\x18\x02 \x01(\v2\x14.casemate.v1.NetworkR\anetwork\"7\n" +
