@@ -62,6 +62,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_proof_proto,
 		v1.File_casemate_v1_record_proto,
 		v1.File_casemate_v1_meter_proto,
+		v1.File_casemate_v1_replay_proto,
 	} {
 		for i := range f.Services().Len() {
 			out = append(out, f.Services().Get(i))

@@ -50,10 +50,10 @@ sandboxes from the state that the recorded one began with, and compare how each 
 which files it changed. It is done twice: the second time with another host name, time zone and number of
 CPUs, and later, which tells a program that is different each time from a record that does not hold.
 
-Nothing leaves this machine. There is no network, or with --network record one that answers what is asked for
-as it was answered then: the same method, URL and body, each time with the next answer that the record has. What
-is not in the record is refused, and the verdict names it. What the gateway did not look into is not recorded
-(docs/network.md says when it does).
+Nothing leaves this machine. There is no network, or with --network record one that answers what is asked
+for as it was answered then: the same method, URL and body, each time with the next answer that the record
+has. What is not in the record is refused, and the verdict names it. What the gateway did not look into is
+not recorded (docs/network.md says when it does).
 
   reproduced                       the outcome is the recorded one, byte for byte
   reproduced after normalising …   it is, but for times, process ids and the like, which are named

@@ -160,7 +160,6 @@ type event struct {
 // facts are those of all kinds of events that matter.
 type facts struct {
 	Name         string      `json:"name"`
-	Network      *Network    `json:"network"`
 	Dir          string      `json:"dir"`
 	User         string      `json:"user"`
 	Env          []string    `json:"env"`
@@ -246,8 +245,11 @@ func (r *Record) take(e event) error {
 	default:
 		return nil
 	}
-	if e.Type == "files.changed" {
+	switch e.Type {
+	case "files.changed":
 		return r.changed(e)
+	case "sandbox.updated":
+		return r.updated(e)
 	}
 	var s, g facts
 	if err := e.said("server", &s); err != nil {
@@ -284,10 +286,6 @@ func (r *Record) take(e event) error {
 		return r.ended(e, s.Run, s, g)
 	case "file.written", "file.removed", "file.moved", "file.mode", "directory.made":
 		r.called(e, s, g)
-	case "sandbox.updated":
-		if s.Network != nil {
-			r.rules = e.Seq
-		}
 	}
 	return nil
 }
@@ -472,6 +470,20 @@ func (r *Record) called(e event, s, g facts) {
 	if _, err := fmt.Sscanf(cmp.Or(s.Mode, g.Mode, "0"), "%o", &c.Mode); err != nil {
 		st.lost = what + "and the mode can't be read"
 	}
+}
+
+// updated notes that the network's rules were changed.
+func (r *Record) updated(e event) error {
+	var s struct {
+		Network *Network `json:"network"`
+	}
+	if err := e.said("server", &s); err != nil {
+		return err
+	}
+	if s.Network != nil {
+		r.rules = e.Seq
+	}
+	return nil
 }
 
 // changed takes what an end changed.

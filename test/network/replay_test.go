@@ -200,8 +200,8 @@ print(json.load(urllib.request.urlopen('https://api.test/py'))['n'])"`)
 		t.Error("something left")
 	}
 	// Without --network record it is as before.
-	if _, got = p.replay(s.GetId(), "prc_same"); !strings.HasPrefix(got["prc_same"], "not attempted: it used the network (api.test:443)") {
-		t.Error(got["prc_same"])
+	if _, got = p.replay(s.GetId(), "prc_thrice"); !strings.HasPrefix(got["prc_thrice"], "not attempted: it used the network (api.test:443)") {
+		t.Error(got["prc_thrice"])
 	}
 	p.twinAndForgery(s, bundleOf, left)
 }
