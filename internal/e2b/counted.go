@@ -103,9 +103,12 @@ func (c *counted) begun() {
 }
 
 // Flush implements http.Flusher, which Connect asks of writers of streams.
-func (c *counted) Flush() {
+func (c *counted) Flush() { _ = c.FlushError() }
+
+// FlushError is for http.ResponseController: whoever streams is told that nobody is there any more.
+func (c *counted) FlushError() error {
 	c.begun()
-	_ = http.NewResponseController(c.ResponseWriter).Flush()
+	return http.NewResponseController(c.ResponseWriter).Flush()
 }
 
 // Unwrap is for http.ResponseController.

@@ -1,8 +1,10 @@
 package e2b
 
 import (
+	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -78,4 +80,20 @@ func TestStreamsAreCounted(t *testing.T) {
 		return strings.Contains(page, `casemate_requests_active{method="GET :49983/files"} 0`) &&
 			strings.Contains(page, `casemate_request_duration_seconds_count{method="GET :49983/files",code="canceled"} 1`)
 	})
+}
+
+// goneWriter is one whose reader has left.
+type goneWriter struct{ http.ResponseWriter }
+
+func (goneWriter) FlushError() error { return io.ErrClosedPipe }
+
+// What the writer below says of a reader that has left reaches whoever streams.
+func TestCountedTellsThatTheReaderHasLeft(t *testing.T) {
+	c := &counted{ResponseWriter: goneWriter{httptest.NewRecorder()}}
+	if err := http.NewResponseController(c).Flush(); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("flush: %v", err)
+	}
+	if c.status != http.StatusOK {
+		t.Errorf("status %d", c.status)
+	}
 }

@@ -378,8 +378,17 @@ func TestBetweenIsBounded(t *testing.T) {
 }
 
 func BenchmarkBetween(b *testing.B) {
-	for _, files := range []int{0, 20_000} {
-		b.Run(fmt.Sprintf("ten-of-%d", files), func(b *testing.B) {
+	for _, tt := range []struct {
+		name  string
+		files int
+		sums  SumLimits
+	}{
+		{"ten", 0, SumLimits{}},
+		{"ten-hashed", 0, SumLimits{Files: 500, FileBytes: 4 << 20, Bytes: 16 << 20, Within: time.Second}},
+		{"ten-of-20000", 20_000, SumLimits{}},
+	} {
+		files := tt.files
+		b.Run(tt.name, func(b *testing.B) {
 			s := open(b, Config{Mechanism: byBtrfs, ImageBytes: 2 << 30})
 			id, p := plan(b, s, Request{DiskBytes: 1 << 30})
 			for i := range files {
@@ -394,6 +403,7 @@ func BenchmarkBetween(b *testing.B) {
 				}
 			}
 			g := track(b, s, generation{id: id, plan: p})
+			g.sums = tt.sums
 			n := 0
 			for b.Loop() {
 				b.StopTimer()

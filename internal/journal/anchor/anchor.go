@@ -153,7 +153,11 @@ func put(place string, note []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(base64.StdEncoding.EncodeToString(note) + "\n")
+	line := base64.StdEncoding.EncodeToString(note) + "\n"
+	if torn(place) {
+		line = "\n" + line
+	}
+	_, err = f.WriteString(line)
 	if err == nil {
 		err = f.Sync()
 	}
@@ -161,6 +165,22 @@ func put(place string, note []byte) error {
 		err = durable.SyncDir(filepath.Dir(place))
 	}
 	return err
+}
+
+// torn reports whether a file ends within a line, as a full disk or a loss of power leaves it: what comes next begins another.
+func torn(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return false
+	}
+	last := make([]byte, 1)
+	_, err = f.ReadAt(last, info.Size()-1)
+	return err == nil && last[0] != '\n'
 }
 
 func post(place string, note []byte) error {

@@ -127,3 +127,27 @@ func TestPlacesThatAreNone(t *testing.T) {
 		}
 	}
 }
+
+// A line that a full disk has cut off takes none of those behind it along.
+func TestTornLineIsAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "held")
+	for _, note := range []string{first, second} {
+		if err := put(path, []byte(note)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, held[:len(held)-9], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(path, []byte(second)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(t.Context(), path)
+	if err != nil || len(got) != 3 || string(got[0]) != first || string(got[2]) != second {
+		t.Errorf("%q, %v", got, err)
+	}
+}

@@ -102,10 +102,15 @@ func checkpoints(b []byte) (out [][]byte) {
 	signed := false // note has a signature
 	for line := range bytes.Lines(b) {
 		text := bytes.TrimSpace(line)
-		if one, err := base64.StdEncoding.DecodeString(string(text)); err == nil && len(note) == 0 && (len(one) == 0 || bytes.Contains(one, []byte("\n"+signature))) {
-			if len(one) > 0 {
-				out = append(out, one)
+		one, err := base64.StdEncoding.DecodeString(string(text))
+		switch {
+		case err == nil && len(one) == 0 && len(note) == 0:
+			continue
+		case err == nil && bytes.Contains(one, []byte("\n"+signature)):
+			if len(note) > 0 { // whatever stands before it, it is whole
+				out, note, signed = append(out, note), nil, false
 			}
+			out = append(out, one)
 			continue
 		}
 		is := bytes.HasPrefix(line, []byte(signature))

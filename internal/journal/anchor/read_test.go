@@ -35,6 +35,7 @@ func TestReadTakesWhatAnchorsHold(t *testing.T) {
 		"both kinds":              {encoded(first) + second, []string{first, second}},
 		"nothing":                 {"\n", nil},
 		"no checkpoints":          {"hello\nworld\n", []string{"hello\nworld\n"}},
+		"a line that was cut off": {encoded(first) + encoded(second)[:37] + "\n" + encoded(second), []string{first, encoded(second)[:37] + "\n", second}},
 		"base64 of no checkpoint": {encoded("hello"), []string{encoded("hello")}},
 	} {
 		path := filepath.Join(t.TempDir(), "held")
