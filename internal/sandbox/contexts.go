@@ -319,14 +319,30 @@ func (m *Manager) refreshContexts(ctx context.Context, b *box) error {
 	if err != nil {
 		return cause(ctx, err)
 	}
+	for c, info := range b.told(infos) {
+		m.contextEnded(c, info.Starts, info)
+	}
+	return nil
+}
+
+// told takes what the guest says of the contexts, and returns those whose interpreter has ended: whoever looks may learn
+// of that before who waits for it does, and what follows must not come before its record.
+func (b *box) told(infos []guestwire.ContextInfo) map[*codeContext]guestwire.ContextInfo {
+	ended := map[*codeContext]guestwire.ContextInfo{}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, info := range infos {
-		if c := b.codes[info.ID]; c != nil && c.info.ID != "" && info.Starts >= c.info.Starts {
-			c.info = believedContext(info)
+		c := b.codes[info.ID]
+		if c == nil || c.info.ID == "" || info.Starts < c.info.Starts {
+			continue
 		}
+		info = believedContext(info)
+		if info.State == guestwire.ContextEnded && info.Starts == c.info.Starts { // else its start is not recorded yet
+			ended[c] = info
+		}
+		c.info = info
 	}
-	return nil
+	return ended
 }
 
 // GetContext returns one context.
@@ -354,6 +370,9 @@ func (m *Manager) RestartContext(ctx context.Context, p Principal, ref, contextI
 	defer m.done(b)
 	c, err := m.context(ctx, b, contextID)
 	if err != nil {
+		return CodeContext{}, err
+	}
+	if err := m.refreshContexts(ctx, b); err != nil { // an end that nobody has heard of yet is recorded first
 		return CodeContext{}, err
 	}
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startDefault+2*startSlack)
