@@ -183,6 +183,22 @@ func (x *exchange) expect(k Kind, v any) error {
 	return Unmarshal(f.Payload, v)
 }
 
+// CallAndKeep is CallOn with a connection that stays open, unless the call fails.
+func CallAndKeep(ctx context.Context, conn net.Conn, m Method, body any, files []*os.File, reply any) error {
+	x, err := begin(ctx, conn, m, body, files)
+	if err != nil {
+		return err
+	}
+	if err := x.reply(reply); err != nil {
+		x.close()
+		return x.failed(m, err)
+	}
+	if !x.stop() { // closed by now, or about to be
+		return x.failed(m, context.Cause(ctx))
+	}
+	return nil
+}
+
 // CallOn makes one call over an open connection, which it closes. reply may be nil.
 func CallOn(ctx context.Context, conn net.Conn, m Method, body any, files []*os.File, reply any) error {
 	x, err := begin(ctx, conn, m, body, files)

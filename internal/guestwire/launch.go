@@ -5,6 +5,11 @@ package guestwire
 // closes before it has answered ends: nobody knows of it.
 const MethodLaunch Method = "launch"
 
+// MethodAhead may come before MethodLaunch where a runtime runs the root: Launch (+ files) → nothing. The runtime is started with what
+// the launch says of it alone (Runtime, Join, Rlimits, Walls.CPUs), and stands still at its gate until the launch itself, which must say
+// the same.
+const MethodAhead Method = "ahead"
+
 // The descriptors that a guest is started with, beside 0, 1 and 2.
 const (
 	LaunchControlFD = 3 // socket on which MethodLaunch arrives
@@ -77,6 +82,9 @@ type Runtime struct {
 	Args []string `json:"args"`
 	// Reach, if not 0, is a descriptor that it has open as another name of its standard error.
 	Reach int `json:"reach,omitempty"`
+	// Gate, where MethodAhead starts it, is the path of a pipe that its processes open to read, and stand still there until it is
+	// opened for writing.
+	Gate string `json:"gate,omitempty"`
 	// Files are written before it starts, by absolute path; directories on the way are made.
 	Files map[string][]byte `json:"files,omitempty"`
 	// Scope indexes the files of the control group that the program is born in, and Layout has their roles.

@@ -87,6 +87,9 @@ type Runtime struct {
 	// Reach, if not 0, is a descriptor that it has open as another name of its standard error, so that the kernel has made
 	// room for as many before the program has threads.
 	Reach int
+	// Gate is a path in the cell's own file system that its processes open to read before any of them looks at the root. A pipe there
+	// holds them up, so that a cell may start it before it is known what for. "": it can't be started ahead.
+	Gate string
 	// Files are written into the cell's own file system, which nothing in the sandbox sees, by absolute path.
 	Files map[string][]byte
 	// Capabilities is its bounding set, in the cell's user namespace.

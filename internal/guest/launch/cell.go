@@ -86,27 +86,21 @@ type cell struct {
 }
 
 func (s *setup) runCell() (*cell, error) {
+	if s.ahead != nil {
+		return s.runAhead()
+	}
 	if err := s.buildCell(); err != nil {
 		return nil, fmt.Errorf("build cell: %w", err)
 	}
-	l := &s.launch
-	join, err := s.keepOnly(append(l.Join, l.Runtime.Scope...))
+	if err := s.placeRuntime(); err != nil {
+		return nil, fmt.Errorf("build cell: %w", err)
+	}
+	s.lap("runtime")
+	c, err := s.startRuntime()
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(join)
-	if err := setLimits(l.Rlimits); err != nil {
-		return nil, err
-	}
-	walls := guestwire.Walls{RootAllowed: true, Capabilities: l.Runtime.Capabilities, CPUs: l.Walls.CPUs}
-	spawner, err := s.thread.Raise(walls, join[:len(l.Join)], nil)
-	closeAll(join[:len(l.Join)])
-	if err != nil {
-		return nil, fmt.Errorf("walls: %w", err)
-	}
-	s.lap("walls")
-	c, err := s.startRuntime(spawner, spawn.Scope{Layout: l.Runtime.Layout, Files: join[len(l.Join):]})
-	return c, errors.Join(err, spawner.Close())
+	return c, s.await(c)
 }
 
 // buildCell makes the root and places what the runtime needs beside it.
@@ -130,15 +124,25 @@ func (s *setup) buildCell() error {
 	}
 	defer unix.Close(stage)
 	r := l.Runtime
-	for name, file := range map[string]int{guestwire.RuntimeProgram: r.Program, guestwire.RuntimeGuest: r.Guest} {
-		if err := s.placeAt(stage, name, file, true); err != nil {
-			return err
-		}
+	if err := s.placeAt(stage, guestwire.RuntimeGuest, r.Guest, true); err != nil {
+		return err
 	}
-	if r.Image != nil {
-		if err := s.placeAt(stage, guestwire.RuntimeImage, *r.Image, false); err != nil {
-			return err
-		}
+	if r.Image == nil {
+		return nil
+	}
+	return s.placeAt(stage, guestwire.RuntimeImage, *r.Image, false)
+}
+
+// placeRuntime places what the runtime begins with: itself, its device, and its files.
+func (s *setup) placeRuntime() error {
+	stage, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/", Err: err}
+	}
+	defer unix.Close(stage)
+	r := s.launch.Runtime
+	if err := s.placeAt(stage, guestwire.RuntimeProgram, r.Program, true); err != nil {
+		return err
 	}
 	if r.Device != nil {
 		if err := s.placeAt(stage, guestwire.RuntimeDevice, *r.Device, true); err != nil {
@@ -153,7 +157,6 @@ func (s *setup) buildCell() error {
 			return err
 		}
 	}
-	s.lap("runtime")
 	return os.MkdirAll("/tmp", 0o700) // where a runtime builds its own root
 }
 
@@ -197,8 +200,29 @@ func (s *setup) placeAt(stage int, name string, file int, single bool) error {
 	return nil
 }
 
-// startRuntime starts the runtime, waits until the guest inside has taken its launch, and looks after both.
-func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, error) {
+// startRuntime starts the runtime, behind walls of its own, and looks after it.
+func (s *setup) startRuntime() (*cell, error) {
+	l := &s.launch
+	join, err := s.keepOnly(append(slices.Clone(l.Join), l.Runtime.Scope...))
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(join)
+	if err := setLimits(l.Rlimits); err != nil {
+		return nil, err
+	}
+	walls := guestwire.Walls{RootAllowed: true, Capabilities: l.Runtime.Capabilities, CPUs: l.Walls.CPUs}
+	spawner, err := s.thread.Raise(walls, join[:len(l.Join)], nil)
+	closeAll(join[:len(l.Join)])
+	if err != nil {
+		return nil, fmt.Errorf("walls: %w", err)
+	}
+	s.lap("walls")
+	c, err := s.spawnRuntime(spawner, spawn.Scope{Layout: l.Runtime.Layout, Files: join[len(l.Join):]})
+	return c, errors.Join(err, spawner.Close())
+}
+
+func (s *setup) spawnRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -216,7 +240,8 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	r := s.launch.Runtime
 	pid, err := spawner.Start(spawn.Attr{
 		Paths: []string{guestwire.RuntimeProgram}, Argv: append([]string{"runtime"}, r.Args...),
-		Env: []string{"PATH=/usr/bin:/bin"}, Files: []uintptr{theirs.Fd(), 2, 2}, Reach: r.Reach, Setsid: true, Ctty: -1, Scope: scope,
+		// Without TZ the time zone is looked up, and so the gate opened, by the program itself.
+		Env: []string{"PATH=/usr/bin:/bin", "TZ="}, Files: []uintptr{theirs.Fd(), 2, 2}, Reach: r.Reach, Setsid: true, Ctty: -1, Scope: scope,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the runtime: %w", err)
@@ -225,20 +250,28 @@ func (s *setup) startRuntime(spawner *spawn.Spawner, scope spawn.Scope) (*cell, 
 	closeAll(scope.Files)
 	c := &cell{inside: inside, up: make(chan struct{}), ended: make(chan error, 1)}
 	go c.reap(pid)
-	if r.Image == nil { // else the guest in it is launched already
-		if err := s.launchInside(inside); err != nil {
-			return nil, errors.Join(err, c.failure())
+	return c, nil
+}
+
+// await waits until the guest inside has taken its launch and the runtime has left it to itself.
+func (s *setup) await(c *cell) error {
+	if s.launch.Runtime.Image == nil { // else the guest in it is launched already
+		if err := s.launchInside(c.inside); err != nil {
+			return errors.Join(err, c.failure())
 		}
 	}
 	if err := c.started(); err != nil {
-		return nil, err
+		return err
 	}
+	return s.arrived()
+}
+
+// arrived looks at what is open, and completes the answer.
+func (s *setup) arrived() (err error) {
 	s.lap("runtime")
-	if s.reply.Open, err = checkFiles(); err != nil {
-		return nil, err
-	}
+	s.reply.Open, err = checkFiles()
 	s.reply.Micros = s.micros
-	return c, nil
+	return err
 }
 
 // started waits until the program that starts or restores the sandbox has left it to itself, and nothing of that is open
@@ -272,18 +305,12 @@ func (s *setup) launchInside(conn *net.UnixConn) error {
 		return r.Resource == unix.RLIMIT_RTPRIO || r.Resource == unix.RLIMIT_NICE
 	})
 	var reply guestwire.LaunchReply
-	// The connection serves on after the call, so it gets a copy of it.
-	if err := guestwire.CallOn(context.Background(), lasting{conn}, guestwire.MethodLaunch, l, nil, &reply); err != nil {
+	if err := guestwire.CallAndKeep(context.Background(), conn, guestwire.MethodLaunch, l, nil, &reply); err != nil {
 		return fmt.Errorf("launch inside: %w", err)
 	}
 	s.reply.Walls = reply.Walls
 	return nil
 }
-
-// lasting is a connection that outlives the call on it.
-type lasting struct{ net.Conn }
-
-func (lasting) Close() error { return nil }
 
 // runtimePID is where a runtime leaves the pid of the process that is its sandbox.
 const runtimePID = "/run/pid"

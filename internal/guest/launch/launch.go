@@ -84,19 +84,19 @@ func (s *setup) begin() (control *guestwire.Conn, listener net.Listener, err err
 		return nil, nil, fmt.Errorf("listening socket: %w", err)
 	}
 	s.began, s.micros = time.Now(), map[string]int64{}
-	prepared := s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"), os.NewFile(guestwire.LaunchSysFD, "sys"))
+	s.prepared = s.prepare(os.NewFile(guestwire.LaunchDevFD, "dev"), os.NewFile(guestwire.LaunchSysFD, "sys"))
 	warmUp()
 
 	control = guestwire.NewConn(conn)
 	if err := s.receive(control); err != nil {
 		return nil, nil, err
 	}
-	if prepared == nil && s.cell != (s.launch.Runtime != nil) {
-		prepared = errors.New("a guest was started for the one kind of sandbox and launched as the other")
+	if s.prepared == nil && s.cell != (s.launch.Runtime != nil) {
+		s.prepared = errors.New("a guest was started for the one kind of sandbox and launched as the other")
 	}
-	if prepared != nil {
+	if s.prepared != nil {
 		// Told now, since before there was no call to answer.
-		return nil, nil, errors.Join(prepared, control.Fail(prepared))
+		return nil, nil, errors.Join(s.prepared, control.Fail(s.prepared))
 	}
 	undo.Release()
 	return control, listener, nil
@@ -137,6 +137,12 @@ func (s *setup) receive(control *guestwire.Conn) error {
 	}
 	if err != nil {
 		return fmt.Errorf("read launch: %w", err)
+	}
+	if s.cell && s.ahead == nil && call.Method == guestwire.MethodAhead {
+		if err := s.startAhead(control, call.Body, files); err != nil {
+			return err
+		}
+		return s.receive(control)
 	}
 	s.began, s.files = time.Now(), files
 	if call.Method != guestwire.MethodLaunch {
@@ -195,6 +201,9 @@ type setup struct {
 	began  time.Time
 	micros map[string]int64
 	thread *spawn.Thread
+	// prepared is what prepare returned, and ahead the runtime that stands at its gate, if any.
+	prepared error
+	ahead    *ahead
 	// detached tells once that the staging area is gone. Nothing may be started before that.
 	detached chan error
 }

@@ -147,6 +147,14 @@ func (s *setup) mount(root, i int, m guestwire.Mount) error {
 			return err
 		}
 	}
+	if s.ahead != nil { // nothing can be moved out of the staging area then, whose mounts show elsewhere (mount_namespaces(7))
+		m, err := mount.CloneAt(fd, "", false)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = m.Close() }()
+		return mount.Attach(m, at)
+	}
 	return unix.MoveMount(fd, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 

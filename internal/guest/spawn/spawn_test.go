@@ -168,7 +168,7 @@ func TestNothingInherited(t *testing.T) {
 }
 
 // TestReach shows that a process which reaches a descriptor has a table of that size from the start, with threads to come, and that
-// a child of it has, too, after a program that closed the descriptor as it was executed. Without, both begin with 64.
+// a child of it has, too, after a program that closed the descriptor as it was executed. Without, the child begins with 64.
 func TestReach(t *testing.T) {
 	const sizes = `import os, sys
 def size():
@@ -187,7 +187,7 @@ os.execv("/usr/bin/python3", ["python3", "-c", "import os; print(next(l for l in
 	if got := r.Output["reaching"]; got != "256 4 256 3" {
 		t.Errorf("sizes and open descriptors of a process that reaches 255, and of its child: %q", got)
 	}
-	if got := r.Output["not reaching"]; got != "64 3 64 3" {
+	if got := r.Output["not reaching"]; !strings.HasSuffix(got, " 3 64 3") { // its own may be what the test was started with
 		t.Errorf("sizes and open descriptors of a process that does not, and of its child: %q", got)
 	}
 	if got := r.Status["below others"]; !strings.HasPrefix(got, "check: ") {

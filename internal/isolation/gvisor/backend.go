@@ -114,7 +114,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
 	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Args: b.runArgs(s), Reach: lastStdio, Capabilities: runscCapabilities(), GroupNamespaces: true,
+		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Args: b.runArgs(s), Reach: lastStdio, Gate: gate(version), Capabilities: runscCapabilities(), GroupNamespaces: true,
 		Files: map[string][]byte{bundleDir + "/config.json": config, frozenFile: {thawedByte}},
 	}
 	inst, err := b.cells.Start(ctx, spec)
@@ -165,6 +165,19 @@ func (b *Backend) globalArgs(s isolation.Spec) []string {
 		"--allow-suid="+strconv.FormatBool(s.Profile == isolation.Standard), // else sudo is nobody there
 	)
 }
+
+// gate is where a runsc can be held up before it looks at the root, "" where it is not known for that. Each of its programs asks for
+// the time zone when it begins: the Sentry before it leaves the cell's root behind, the gofer right before it binds the
+// sandbox's root (runsc/cli/cli.go and runsc/cmd/sandboxsetup/gofer_mount.go).
+func gate(version string) string {
+	if release(version) == gatedRelease {
+		return "/etc/localtime"
+	}
+	return ""
+}
+
+// gatedRelease is the release that gate was tried with, and make runsc builds.
+const gatedRelease = "20260905"
 
 // lastStdio is the highest descriptor that the Sentry takes: it moves standard files to 253 and above, so that they have the same
 // numbers when it is restored (startingStdioFD in runsc/boot/loader.go). It has threads by then, and the kernel would let it

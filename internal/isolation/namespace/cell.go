@@ -83,11 +83,10 @@ const programAttr = mount.ReadOnly | mount.NoSuid | mount.NoDev
 // runtime adds what a cell needs to a launch.
 func (b *builder) runtime(inside string, g *guest) error {
 	r := b.spec.Runtime
-	out := &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Files: r.Files, Capabilities: r.Capabilities}
+	out := &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Gate: r.Gate, Files: r.Files, Capabilities: r.Capabilities}
+	b.launch.Runtime = out
+	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
 	var err error
-	if out.Program, err = b.program(r.Program); err != nil {
-		return err
-	}
 	if out.Guest, err = b.program(inside); err != nil {
 		return err
 	}
@@ -99,6 +98,19 @@ func (b *builder) runtime(inside string, g *guest) error {
 		at := b.add(m)
 		out.Image = &at
 	}
+	if g.ahead != nil {
+		return nil // it has the rest
+	}
+	return b.begin(g)
+}
+
+// begin adds what a runtime is started with.
+func (b *builder) begin(g *guest) error {
+	r, out := b.spec.Runtime, b.launch.Runtime
+	var err error
+	if out.Program, err = b.program(r.Program); err != nil {
+		return err
+	}
 	if r.Device != "" {
 		at, err := b.device(r.Device)
 		if err != nil {
@@ -106,10 +118,15 @@ func (b *builder) runtime(inside string, g *guest) error {
 		}
 		out.Device = &at
 	}
-	b.launch.Runtime = out
-	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
 	if g.group == nil {
 		return nil
+	}
+	join, err := g.group.PayloadFiles()
+	if err != nil {
+		return err
+	}
+	for _, f := range join {
+		b.launch.Join = append(b.launch.Join, b.add(f))
 	}
 	scope, err := g.group.NewScope(runtimeScope)
 	if err != nil {

@@ -48,6 +48,7 @@ type guest struct {
 	limits  cgroup.Limits
 	posture posture // as the kernel showed it once the program was executed
 	start   uint64  // of the process, in clock ticks after boot
+	ahead   *ahead  // the runtime that stands at its gate in there; nil: none
 }
 
 // newName returns the name of an instance's files and control groups. It is not the sandbox's id:

@@ -1,6 +1,8 @@
 package namespace
 
 import (
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ type spares struct {
 
 	mu      sync.Mutex // guards the fields below
 	ready   []*guest
+	next    *ahead // what a runtime is started with ahead; nil: none is
 	making  bool
 	stopped bool
 	stop    chan struct{} // closed with stopped
@@ -26,23 +29,73 @@ func (s *spares) stopping() <-chan struct{} {
 	return s.stop
 }
 
-// take returns a waiting guest that is alive, or nil.
-func (s *spares) take() *guest {
+// take returns a waiting guest, which may not be alive any more, or nil: one whose runtime is the one that is wanted, else one
+// that has none. all takes any.
+func (s *spares) take(want *ahead, all bool) *guest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.ready) == 0 {
+	at := slices.IndexFunc(s.ready, func(g *guest) bool { return all || want != nil && g.ahead.same(want) })
+	if at < 0 {
+		at = slices.IndexFunc(s.ready, func(g *guest) bool { return g.ahead == nil })
+	}
+	if at < 0 {
 		return nil
 	}
-	g := s.ready[0]
-	s.ready = s.ready[1:]
+	g := s.ready[at]
+	s.ready = slices.Delete(s.ready, at, at+1)
 	return g
+}
+
+// expect says what the next start is likely to want; nil says nothing about it.
+func (s *spares) expect(next *ahead) {
+	if next == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next = next
+}
+
+// stale takes out a guest whose runtime is not what is expected any more, or nil.
+func (s *spares) stale() *guest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.IndexFunc(s.ready, func(g *guest) bool { return g.ahead != nil && !g.ahead.same(s.next) })
+	if at < 0 {
+		return nil
+	}
+	g := s.ready[at]
+	s.ready = slices.Delete(s.ready, at, at+1)
+	return g
+}
+
+// lackLocked says what is to be made: a guest with a runtime, one without, or nothing.
+func (b *Backend) lackLocked() (next *ahead, any bool) {
+	s := &b.spares
+	plain := 0
+	for _, g := range s.ready {
+		if g.ahead == nil {
+			plain++
+		}
+	}
+	if plain < b.cfg.Spares {
+		return nil, true
+	}
+	if b.cfg.Spares > 0 && s.next != nil && len(s.ready) == plain {
+		return s.next, true
+	}
+	return nil, false
 }
 
 // Spares returns how many guests wait for their launch, and how many are wanted.
 func (b *Backend) Spares() (ready, wanted int) {
 	b.spares.mu.Lock()
 	defer b.spares.mu.Unlock()
-	return len(b.spares.ready), max(b.cfg.Spares, 0)
+	wanted = max(b.cfg.Spares, 0)
+	if wanted > 0 && b.spares.next != nil {
+		wanted++
+	}
+	return len(b.spares.ready), wanted
 }
 
 // refillDelay keeps the making of spares out of the way of the start that used one up, and of what its
@@ -50,9 +103,9 @@ func (b *Backend) Spares() (ready, wanted int) {
 const refillDelay = 10 * time.Millisecond
 
 // takeGuest returns a spare, or starts a guest.
-func (b *Backend) takeGuest(limits cgroup.Limits) (*guest, error) {
+func (b *Backend) takeGuest(limits cgroup.Limits, want *ahead) (*guest, error) {
 	for {
-		g := b.spares.take()
+		g := b.spares.take(want, false)
 		if g == nil {
 			return b.startGuest(limits)
 		}
@@ -69,7 +122,7 @@ func (b *Backend) refill() {
 	s := &b.spares
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.making || s.stopped || len(s.ready) >= b.cfg.Spares {
+	if _, lacking := b.lackLocked(); s.making || s.stopped || !lacking {
 		return
 	}
 	s.making = true
@@ -85,23 +138,51 @@ func (b *Backend) refill() {
 func (b *Backend) makeSpares() {
 	s := &b.spares
 	for {
-		g, err := b.startGuest(groupLimits(b.cfg.SpareLimits))
+		if g := s.stale(); g != nil {
+			b.logError("discard spare", b.discard(g))
+		}
+		s.mu.Lock()
+		next, lacking := b.lackLocked()
+		if !lacking || s.stopped {
+			s.making = false
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+		g, err := b.makeSpare(next)
 		s.mu.Lock()
 		if err == nil && !s.stopped {
 			s.ready = append(s.ready, g)
 			g = nil
 		}
-		if err != nil || s.stopped || len(s.ready) >= b.cfg.Spares {
+		if err != nil && next != nil {
+			s.next = nil // until the next start
+		}
+		stop := err != nil || s.stopped
+		if stop {
 			s.making = false
-			s.mu.Unlock()
-			b.logError("make spare", err)
-			if g != nil {
-				b.logError("discard spare", b.discard(g))
-			}
-			return
 		}
 		s.mu.Unlock()
+		b.logError("make spare", err)
+		if g != nil {
+			b.logError("discard spare", b.discard(g))
+		}
+		if stop {
+			return
+		}
 	}
+}
+
+// makeSpare makes a guest that waits, with a runtime if there is one to start ahead.
+func (b *Backend) makeSpare(next *ahead) (*guest, error) {
+	g, err := b.startGuest(groupLimits(b.cfg.SpareLimits))
+	if err != nil || next == nil {
+		return g, err
+	}
+	if err := b.startAhead(g, next); err != nil {
+		return nil, errors.Join(err, b.discard(g))
+	}
+	return g, nil
 }
 
 // discard ends a guest that was not launched, and frees all that it had.
@@ -128,7 +209,7 @@ func (b *Backend) stopSpares() {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
-	for g := s.take(); g != nil; g = s.take() {
+	for g := s.take(nil, true); g != nil; g = s.take(nil, true) {
 		b.logError("discard spare", b.discard(g))
 	}
 }

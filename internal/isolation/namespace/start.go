@@ -62,11 +62,29 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
-	g, err := b.takeGuest(groupLimits(s.Limits))
+	defer b.refill()
+	want := b.aheadOf(s, cpus)
+	i, ahead, err := b.startIn(ctx, s, wall, cpus, want)
+	if err != nil && ahead && ctx.Err() == nil {
+		// What waited may have come to harm meanwhile, which is no reason for a start to fail.
+		b.logError("start in a cell whose runtime waited", err)
+		i, _, err = b.startIn(ctx, s, wall, cpus, nil)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer b.refill()
+	i.setApplied(append(missing, wall.missing...))
+	b.spares.expect(want)
+	b.run(i)
+	return i, nil
+}
+
+// startIn starts an instance in a guest that waits, or in a new one. ahead says that its runtime had been started already.
+func (b *Backend) startIn(ctx context.Context, s isolation.Spec, wall wallPlan, cpus []int, want *ahead) (i *Instance, ahead bool, err error) {
+	g, err := b.takeGuest(groupLimits(s.Limits), want)
+	if err != nil {
+		return nil, false, err
+	}
 	// From here on every error takes the guest along, and with it its namespaces, mounts, processes
 	// and groups: there is nothing else to undo.
 	// Its record goes last: as long as it lives it must be found.
@@ -75,14 +93,11 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 		func() { b.logError("discard guest", b.discard(g)) },
 	)
 	defer undo.Run()
-	i, err := b.launch(ctx, s, g, wall, cpus)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", s.ID, err)
+	if i, err = b.launch(ctx, s, g, wall, cpus); err != nil {
+		return nil, g.ahead != nil, fmt.Errorf("start %s: %w", s.ID, err)
 	}
-	i.setApplied(append(missing, wall.missing...))
 	undo.Release()
-	b.run(i)
-	return i, nil
+	return i, g.ahead != nil, nil
 }
 
 // Restore implements isolation.Backend.
@@ -198,13 +213,7 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 		Suid:     s.Profile == isolation.Standard,
 		ShmBytes: s.Limits.MemoryBytes / shmShare,
 		Walls:    wall.walls,
-		Rlimits: []guestwire.Rlimit{
-			// Some of what walls asks for processes: what the guest has, they begin with.
-			{Resource: unix.RLIMIT_CORE, Max: 0},
-			{Resource: unix.RLIMIT_RTPRIO, Max: 0},
-			{Resource: unix.RLIMIT_NICE, Max: 0},
-			{Resource: unix.RLIMIT_NOFILE, Max: min(b.maxFiles, max(guestFiles, uint64(s.Limits.OpenFiles)))},
-		},
+		Rlimits:  b.guestLimits(s),
 		Hostname: "sandbox",
 		Env:      s.Root.Env, User: s.Root.User, Dir: s.Root.Dir,
 	}
@@ -234,7 +243,7 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 	for _, f := range wall.filters {
 		build.launch.Filters = append(build.launch.Filters, build.lend(f))
 	}
-	if g.group == nil {
+	if g.group == nil || s.Runtime != nil {
 		return nil
 	}
 	join, err := g.group.PayloadFiles()
@@ -245,6 +254,17 @@ func (b *Backend) build(ctx context.Context, build *builder, g *guest, wall wall
 		build.launch.Join = append(build.launch.Join, build.add(f))
 	}
 	return nil
+}
+
+// guestLimits are the guest's own.
+func (b *Backend) guestLimits(s isolation.Spec) []guestwire.Rlimit {
+	return []guestwire.Rlimit{
+		// Some of what walls asks for processes: what the guest has, they begin with.
+		{Resource: unix.RLIMIT_CORE, Max: 0},
+		{Resource: unix.RLIMIT_RTPRIO, Max: 0},
+		{Resource: unix.RLIMIT_NICE, Max: 0},
+		{Resource: unix.RLIMIT_NOFILE, Max: min(b.maxFiles, max(guestFiles, uint64(s.Limits.OpenFiles)))},
+	}
 }
 
 // explainLaunch adds to a failed launch what the guest left behind.
