@@ -206,15 +206,24 @@ func writeAbout(dir string, a about) error {
 	return nil
 }
 
-// clearDir removes what a checkpoint that failed has left.
+// clearDir removes what a checkpoint that failed has left, and returns when its room is there for what runs. The Sentry may have the
+// files open still, and btrfs counts what was freed when it has committed that.
 func clearDir(dir string) error {
 	var all []error
 	for _, name := range []string{aboutFile, stateFile, indexFile, pagesFile} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.Truncate(path, 0), os.Remove(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			all = append(all, err)
 		}
 	}
-	return errors.Join(all...)
+	d, err := os.Open(dir)
+	if err != nil {
+		return errors.Join(append(all, err)...)
+	}
+	if err := unix.Syncfs(int(d.Fd())); err != nil {
+		all = append(all, os.NewSyscallError("syncfs", err))
+	}
+	return errors.Join(append(all, d.Close())...)
 }
 
 func readAbout(dir string) (about, error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
@@ -41,12 +40,9 @@ func (a *ahead) same(other *ahead) bool {
 		slices.Equal(a.cpus, other.cpus) && slices.Equal(a.limits, other.limits)
 }
 
-// aheadTimeout bounds how long a guest takes to start a runtime that nobody waits for.
-const aheadTimeout = 30 * time.Second
-
 // startAhead has a waiting guest start a runtime.
 func (b *Backend) startAhead(g *guest, a *ahead) error {
-	ctx, cancel := context.WithTimeout(context.Background(), aheadTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), launchTimeout)
 	defer cancel()
 	build := &builder{spec: isolation.Spec{Runtime: &a.runtime}, first: g.first, userNS: g.userNS}
 	defer build.close()
