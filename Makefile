@@ -160,6 +160,10 @@ cross: ## Build and vet for arm64
 	GOARCH=arm64 go build -trimpath -o /dev/null ./cmd/casemate-guest
 	GOARCH=arm64 go vet ./...
 
+.PHONY: battery
+battery: build runsc ## Attack every isolation, runc and bubblewrap beside, and write docs/security.md's table; a quarter of an hour (as root; DIR keeps base)
+	go run ./test/battery $(if $(DIR),-dir $(DIR))
+
 .PHONY: bench
 bench: build ## Measure against fork+exec, bubblewrap and runc on this machine
 	test/bench.sh $(if $(ONLY),--only $(ONLY))

@@ -98,6 +98,11 @@ func (s *serverSandbox) Read(ctx context.Context, path string) ([]byte, error) {
 	return s.client.Files.ReadAll(ctx, s.id, path)
 }
 
+func (s *serverSandbox) CPU(ctx context.Context) (time.Duration, error) {
+	u, err := s.client.Sandboxes.Usage(ctx, s.id)
+	return u.GetCpu().AsDuration(), err
+}
+
 func (s *serverSandbox) Ended(ctx context.Context) (string, error) {
 	sb, err := s.client.Sandboxes.Get(ctx, s.id)
 	if err != nil || sb.GetEndReason() == "" {

@@ -83,7 +83,7 @@ func Deviations() []Deviation {
 		{ID: "X03", Isolation: sentry, Profile: "standard", Want: Want{Match: `prlimit64 (through|refused)`}, Why: ownFirst, Inside: seenOutside},
 		{ID: "X04", Isolation: sentry, Profile: "standard", Want: Want{Match: `^sent`, Ends: true}, Why: ownEnd},
 		{
-			ID: "X05", Isolation: sentry, Want: Want{Match: ` / `, Reject: `(upper|lower|work)dir=[^, ]*/[^, ]*/|/var/lib|/dev/loop`},
+			ID: "X05", Isolation: sentry, Want: Want{Match: ` / `, Reject: hostPaths},
 			Why: "the mount of the guest's program is named after the product, and shows no path of the host",
 		},
 	}

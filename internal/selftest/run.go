@@ -304,7 +304,7 @@ func settled(ctx context.Context, box Sandbox, patience time.Duration) error {
 			return nil
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			return fmt.Errorf("the sandbox is not usable afterwards: %s %s, %w", r.End, excerpt(r.Output), err)
+			return errors.Join(fmt.Errorf("the sandbox is not usable afterwards: %s %s", r.End, excerpt(r.Output)), err)
 		}
 	}
 }

@@ -58,6 +58,8 @@ type Sandbox interface {
 	List(ctx context.Context, path string) ([]string, error)
 	// Read returns a file, through the file API.
 	Read(ctx context.Context, path string) ([]byte, error)
+	// CPU returns the processor time that it has taken so far, as the host counts it.
+	CPU(ctx context.Context) (time.Duration, error)
 	// Ended tells how it came to its end, as its server knows it; "" while it lives.
 	Ended(ctx context.Context) (string, error)
 	// Delete ends it. Idempotent.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -45,6 +46,7 @@ type weakBox struct {
 	leak  *os.File
 	stdin interface{ Close() error }
 	cmd   *exec.Cmd
+	cpu   atomic.Int64 // nanoseconds of what ran in it
 	env   []string
 }
 
@@ -120,6 +122,10 @@ func (w *weakBox) opens(t *testing.T, net *world.World, internet *Internet) {
 
 func (w *weakBox) ID() string { return string(w.twin) }
 
+func (w *weakBox) CPU(context.Context) (time.Duration, error) {
+	return time.Duration(w.cpu.Load()), nil
+}
+
 func (w *weakBox) Ended(context.Context) (string, error) { return "", nil }
 
 // Delete ends the twin. Idempotent.
@@ -189,6 +195,9 @@ func (w *weakBox) Run(ctx context.Context, c Command) (Result, error) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	begun := time.Now()
 	err := cmd.Run()
+	if s := cmd.ProcessState; s != nil {
+		w.cpu.Add(int64(s.UserTime() + s.SystemTime()))
+	}
 	r := Result{End: "exited", Output: out.String(), Bytes: int64(out.Len()), Took: time.Since(begun)}
 	var exit *exec.ExitError
 	switch {

@@ -144,6 +144,12 @@ func (h *host) start(t *testing.T, p isolation.Profile) *box {
 // ID implements selftest.Sandbox.
 func (b *box) ID() string { return b.inst.ID() }
 
+// CPU implements selftest.Sandbox.
+func (b *box) CPU(ctx context.Context) (time.Duration, error) {
+	u, err := b.inst.Usage(ctx)
+	return u.CPU, err
+}
+
 // Ended implements selftest.Sandbox.
 func (b *box) Ended(context.Context) (string, error) {
 	select {
