@@ -68,7 +68,8 @@ type netFacts struct {
 // contact is something that a sandbox had to do with the network.
 type contact struct {
 	seq    uint64
-	at     time.Time // when it began
+	at     time.Time // when it began, and when it ended
+	ended  time.Time
 	conn   uint64
 	target string // host:port
 	// what it was, in words: the method and URL of a request.
@@ -100,7 +101,7 @@ func (r *Record) meets(e event) error {
 	if err := e.said("server", &s); err != nil {
 		return err
 	}
-	c := &contact{seq: e.Seq, at: e.Time, conn: s.Conn, target: cmp.Or(s.Target, "a host"), what: s.Target}
+	c := &contact{seq: e.Seq, at: e.Time, ended: e.Time, conn: s.Conn, target: cmp.Or(s.Target, "a host"), what: s.Target}
 	if !s.Began.IsZero() {
 		c.at = s.Began
 	}
@@ -251,6 +252,9 @@ func (r *Record) assign() {
 		}
 	}
 	r.assigned = len(r.contacts)
+	for _, p := range all { // as they began; they are told of as they ended
+		slices.SortStableFunc(p.contacts, func(a, b *contact) int { return a.at.Compare(b.at) })
+	}
 }
 
 // reached names what a process reached in the network, not all of it.
@@ -381,31 +385,62 @@ func (r *Record) answered(one *Record) error {
 		return nil
 	}
 	for id, p := range one.byID {
-		given := map[*contact]bool{}
-		for _, c := range p.contacts {
-			if c.answer == nil {
-				continue
-			}
-			if !r.byID[id].gives(c, given) {
-				return fmt.Errorf("%s was answered in it (event %d) as the record does not have it", c.what, c.seq)
+		if bad := r.byID[id].otherwise(p); bad != nil {
+			return fmt.Errorf("%s was answered in it (event %d) as the record does not have it", bad.what, bad.seq)
+		}
+	}
+	return nil
+}
+
+// otherwise returns a request of a process that was run again to which the answer is not the record's: another one, or not
+// the next one. Of requests that were under way at the same time, either may come first. nil: there is none.
+func (p *Process) otherwise(again *Process) *contact {
+	type placed struct {
+		c  *contact
+		at int // among the requests of its kind
+	}
+	given := map[string][]placed{}
+	for _, c := range again.contacts {
+		if c.answer == nil {
+			continue
+		}
+		same, before := p.sameRequests(c), given[c.question()]
+		at := slices.IndexFunc(same, func(d *contact) bool {
+			return d.answer.same(c.answer) && !slices.ContainsFunc(before, func(b placed) bool { return same[b.at] == d })
+		})
+		if at < 0 || slices.ContainsFunc(before, func(b placed) bool { return b.at > at && !b.c.ended.After(c.at) }) {
+			return c
+		}
+		given[c.question()] = append(before, placed{c, at})
+	}
+	for _, list := range given {
+		for _, one := range list {
+			if one.at >= len(list) {
+				return one.c // one before it was left out
 			}
 		}
 	}
 	return nil
 }
 
-// gives reports whether the next answer that a process was given in the record, to such a request, is that of again.
-func (p *Process) gives(again *contact, given map[*contact]bool) bool {
+// sameRequests are the requests of a process that are like c, and were answered.
+func (p *Process) sameRequests(c *contact) []*contact {
+	var out []*contact
 	if p == nil {
-		return false
+		return nil
 	}
-	for _, c := range p.contacts {
-		a, b := c.answer, again.answer
-		if a == nil || given[c] || c.what != again.what || a.Size != b.Size || !bytes.Equal(c.body, again.body) {
-			continue
+	for _, d := range p.contacts {
+		if d.answer != nil && d.question() == c.question() {
+			out = append(out, d)
 		}
-		given[c] = true
-		return a.Status == b.Status && bytes.Equal(a.Data, b.Data) && maps.EqualFunc(a.Header, b.Header, slices.Equal)
 	}
-	return false
+	return out
+}
+
+// question tells requests apart by what was asked: method, URL and what is kept of the body.
+func (c *contact) question() string { return fmt.Sprintf("%s %d %s", c.what, c.answer.Size, c.body) }
+
+// same reports whether two answers are the same.
+func (a *Answer) same(b *Answer) bool {
+	return a.Status == b.Status && bytes.Equal(a.Data, b.Data) && maps.EqualFunc(a.Header, b.Header, slices.Equal)
 }

@@ -315,3 +315,37 @@ func TestForgedAnswers(t *testing.T) {
 		t.Error("two runs with different networks are taken for a replay")
 	}
 }
+
+// TestRequestsAtTheSameTime: of like requests that were under way together either may have got an answer first; of those that
+// came one after the other, the first got the first.
+func TestRequestsAtTheSameTime(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		together bool
+		order    []string
+		ok       bool
+	}{
+		{"in order", false, []string{"one", "two"}, true},
+		{"the other order", false, []string{"two", "one"}, false},
+		{"together in order", true, []string{"one", "two"}, true},
+		{"together the other way", true, []string{"two", "one"}, true},
+		{"the first left out", false, []string{"two"}, false},
+		{"together, the first left out", true, []string{"two"}, false},
+	} {
+		was, w := recorded(t, online(false)), again(t, "web", 1, online(true))
+		asked(was, get("https://api.test/1", "one"), get("https://api.test/1", "two"))
+		w.start(ran{id: "a", argv: []string{"fetch"}})
+		began := w.now
+		for _, text := range tt.order {
+			x := get("https://api.test/1", text)
+			if tt.together {
+				x.facts = object{"began": began}
+			}
+			w.asks(x)
+		}
+		w.end(ran{id: "a"})
+		if _, _, err := was.r.Accept([]*Record{w.r}); (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
