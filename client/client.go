@@ -72,6 +72,8 @@ type Client struct {
 	System *System
 	// Network shows and changes what sandboxes may reach.
 	Network *Network
+	// Calls shows and changes which system calls are observed where a create does not say.
+	Calls *CallDefaults
 	// Secrets keeps values that sandboxes may use and never see.
 	Secrets *Secrets
 
@@ -205,6 +207,7 @@ func assemble(c *conn) *Client {
 			c, casematev1connect.NewSystemServiceClient(c.http, c.base, opts...), casematev1connect.NewTrustServiceClient(c.http, c.base, opts...),
 		},
 		Network: &Network{c, casematev1connect.NewNetworkServiceClient(c.http, c.base, opts...)},
+		Calls:   &CallDefaults{c, casematev1connect.NewCallServiceClient(c.http, c.base, opts...)},
 		Secrets: &Secrets{c, casematev1connect.NewSecretServiceClient(c.http, c.base, opts...)},
 		conn:    c,
 	}

@@ -25,8 +25,6 @@ type (
 	Change = v1.Change
 	// Workspace is a host directory that shows inside as copy-on-write.
 	Workspace = v1.Workspace
-	// Calls says which system calls of a sandbox are observed.
-	Calls = v1.Calls
 )
 
 // Sandboxes makes, shows, changes and ends sandboxes. A sandbox is named by its id, a unique

@@ -54,6 +54,7 @@ func schemaServices() []protoreflect.ServiceDescriptor {
 		v1.File_casemate_v1_trust_proto,
 		v1.File_casemate_v1_secret_proto,
 		v1.File_casemate_v1_network_proto,
+		v1.File_casemate_v1_call_proto,
 		v1.File_casemate_v1_history_proto,
 		v1.File_casemate_v1_commit_proto,
 		v1.File_casemate_v1_state_proto,

@@ -144,6 +144,7 @@ func (a *API) serveRPCs() {
 	add(casematev1connect.NewTrustServiceHandler(&trust{a}, opts...))
 	add(casematev1connect.NewSecretServiceHandler(&secrets{a}, opts...))
 	add(casematev1connect.NewNetworkServiceHandler(&networks{a}, opts...))
+	add(casematev1connect.NewCallServiceHandler(&callDefaults{a}, opts...))
 	add(casematev1connect.NewCommitServiceHandler(&commits{a}, opts...))
 	add(casematev1connect.NewImageServiceHandler(&images{a}, opts...))
 	add(casematev1connect.NewHistoryServiceHandler(&history{a}, opts...))

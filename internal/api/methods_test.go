@@ -104,6 +104,8 @@ func steps() []step {
 		{"ReplayService/SetAnswers", "PUT /v1/sandboxes/${box}/answers", `{"sandbox":"${box}","answers":[{"method":"GET","url":"https://a.example.com/","status":200,"header":[{"name":"A","values":["b"]}],"data":"aGk="}]}`, `{`},
 		{"NetworkService/SetTemplateNetwork", "PUT /v1/templates/host/network", `{"template":"host","network":{"rules":["allow a.example.com"]}}`, `"template":"host"`},
 		{"NetworkService/GetTemplateNetwork", "GET /v1/templates/host/network", `{"template":"host"}`, `"rules":["allow a.example.com"]`},
+		{"CallService/SetCallDefault", "PUT /v1/call-defaults", `{"template":"host","calls":{"exec":true}}`, `"template":"host"`},
+		{"CallService/ListCallDefaults", "GET /v1/call-defaults", `{}`, `"exec":true`},
 		{"CommitService/CreateCommit", "POST /v1/sandboxes/${box}/commits", `{"sandbox":"${box}","message":"m","tag":"ready"}`, `"tags":["ready"]`},
 		{"CommitService/GetCommit", "GET /v1/commits/ready", `{"commit":"ready"}`, `"message":"m"`},
 		{"CommitService/ListCommits", "GET /v1/commits?sandbox=${box}", `{"sandbox":"${box}"}`, `"author":`},

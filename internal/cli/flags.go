@@ -28,8 +28,7 @@ type sandboxFlags struct {
 	allowMissing                 []string
 	record                       string
 	fileChanges                  string
-	calls                        []string
-	onAttempt                    string
+	calls                        callFlags
 	network                      netFlags
 }
 
@@ -56,12 +55,9 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.StringArrayVar(&f.allowMissing, "allow-missing", nil, "start although this `LAYER` of isolation is missing here (repeatable; see doctor)")
 	fl.StringVar(&f.record, "record", "", "content that the journal keeps beside hashes of it: hashes (none), content (arguments, code, input and output of programs) or all (also files through the API) (default content)")
 	fl.StringVar(&f.fileChanges, "file-changes", "", "record which files each process changes: off, summary (how many) or full (which) (default off)")
-	fl.StringSliceVar(&f.calls, "calls", nil, "system calls to record: attempts (refused ones that tell of an attempt to get out), exec, connect, open, or none (default the server's)")
-	fl.StringVar(&f.onAttempt, "on-attempt", "", "what an attempt brings about: record, pause or kill (default record)")
+	f.calls.register(cmd, "the server's; see casemate calls")
 	f.network.register(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("file-changes", cobra.FixedCompletions([]string{"off", "summary", "full"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("calls", cobra.FixedCompletions([]string{"attempts", "exec", "connect", "open", "none"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("on-attempt", cobra.FixedCompletions([]string{"record", "pause", "kill"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"locked", "standard"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{"hashes", "content", "all"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("isolation", cobra.FixedCompletions([]string{"namespace", "gvisor"}, cobra.ShellCompDirectiveNoFileComp))
@@ -107,7 +103,7 @@ func (f *sandboxFlags) request(getenv func(string) string) (*client.CreateReques
 		Record:       f.record,
 		FileChanges:  f.fileChanges,
 	}
-	if req.Calls, err = parseCalls(f.calls, f.onAttempt); err != nil {
+	if req.Calls, err = f.calls.message(); err != nil {
 		return nil, err
 	}
 	req.NoNetwork = f.network.net == netNone
@@ -138,34 +134,6 @@ func parseEnv(list []string, getenv func(string) string) (map[string]string, err
 		env[name] = value
 	}
 	return env, nil
-}
-
-// parseCalls reads which system calls are to be observed; nil is the server's default. Whoever names a reaction
-// observes attempts, too.
-func parseCalls(list []string, onAttempt string) (*client.Calls, error) {
-	if len(list) == 0 && onAttempt == "" {
-		return nil, nil
-	}
-	c := &client.Calls{OnAttempt: onAttempt, Attempts: onAttempt != ""}
-	for _, kind := range list {
-		switch kind {
-		case "attempts":
-			c.Attempts = true
-		case "exec":
-			c.Exec = true
-		case "connect":
-			c.Connect = true
-		case "open":
-			c.Open = true
-		case "none":
-			if len(list) > 1 || onAttempt != "" {
-				return nil, usageError("--calls none stands alone")
-			}
-		default:
-			return nil, usageError("--calls %s is unknown; use attempts, exec, connect, open or none", kind)
-		}
-	}
-	return c, nil
 }
 
 func parsePairs(what string, list []string) (map[string]string, error) {

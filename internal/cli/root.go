@@ -77,7 +77,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add(groupUse, a.runCmd(), a.execCmd(), a.shellCmd(), a.replCmd(), a.cpCmd(), a.diffCmd(), a.applyCmd(), a.mcpCmd())
-	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.checkCmd(), a.verifyCmd(), a.usageCmd(), a.replayCmd(), a.pauseCmd(), a.resumeCmd(), a.forkCmd(), a.netCmd(), a.rmCmd())
+	add(groupSandbox, a.createCmd(), a.lsCmd(), a.inspectCmd(), a.journalCmd(), a.checkCmd(), a.verifyCmd(), a.usageCmd(), a.replayCmd(), a.pauseCmd(), a.resumeCmd(), a.forkCmd(), a.netCmd(), a.callsCmd(), a.rmCmd())
 	add(groupState, a.commitCmd(), a.logCmd(), a.showCmd(), a.lineageCmd(), a.tagCmd(), a.checkoutCmd(), a.mergeCmd(), a.gcCmd(), a.stateCmd(),
 		a.pullCmd(), a.pushCmd(), a.importCmd(), a.exportCmd(), a.imagesCmd())
 	add(groupServer, a.upCmd(), a.downCmd(), a.serveCmd(), a.keysCmd(), a.secretsCmd(), a.caCmd(), a.templateCmd())

@@ -142,7 +142,11 @@ func tellCall(e *client.Event, what string) story {
 		return story{words(what, shorten(text, 70), who, more, paren(said(e, "note"))), plain}
 	}
 	done := map[string]string{"pause": "so it is paused", "kill": "so it ends"}[said(e, "reaction")]
-	return story{words("ATTEMPT refused:", said(e, "call"), said(e, "target"), said(e, "args"), who, paren(said(e, "errno")), more, done, said(e, "note")), yellow}
+	verdict := "ATTEMPT refused:"
+	if said(e, "errno") == "" {
+		verdict = "ATTEMPT:"
+	}
+	return story{words(verdict, said(e, "call"), said(e, "target"), said(e, "args"), who, paren(said(e, "errno")), more, done, said(e, "note")), yellow}
 }
 
 func tellMove(e *client.Event) string {

@@ -64,6 +64,10 @@ func TestTellEvent(t *testing.T) {
 			"attempt", `{"type":"call.attempt","facts":{"kernel":{"call":"mount","command":"mount","target":"/mnt","args":["none","tmpfs"],"errno":"EPERM","reaction":"kill"}}}`,
 			"ATTEMPT refused: mount /mnt none tmpfs by mount (EPERM) so it ends",
 		},
+		{
+			"attempt that a kernel of the sandbox's own allowed", `{"type":"call.attempt","facts":{"kernel":{"call":"unshare","command":"unshare","args":["user"],"note":"the sandbox's own kernel allowed it"}}}`,
+			"ATTEMPT: unshare user by unshare the sandbox's own kernel allowed it",
+		},
 		{"code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code":{"body":"ab","bytes":12}}}}`, "▶ r in python 12 B of python"},
 		{"shown code", `{"type":"run.started","actor":"maker","facts":{"server":{"context":"python","run":"r","language":"python","code":"\nx = 1\nprint(x)"}}}`, "▶ r in python x = 1 …"},
 		{

@@ -50,7 +50,8 @@ type Launch struct {
 	Walls   Walls `json:"walls"`
 	Filters []int `json:"filters,omitempty"`
 	// Listener indexes a socket, where Walls.Listen is set: the filter's listener is sent there, and the guest keeps
-	// none. What holds a listener may let refused calls through.
+	// none. What holds a listener may let refused calls through. Where Runtime.Trace is set, the connection that
+	// came there is sent.
 	Listener int `json:"listener,omitempty"`
 	// Rlimits are the guest's own.
 	Rlimits []Rlimit `json:"rlimits,omitempty"`
@@ -97,7 +98,15 @@ type Runtime struct {
 	Image *int `json:"image,omitempty"`
 	// Device indexes the detached mount of a device that the program drives its kernel with. Nil: it needs none.
 	Device *int `json:"device,omitempty"`
+	// Trace is the path of a socket, of kind SOCK_SEQPACKET, that the program connects to before it runs anything, and
+	// by which the kernel that it brings tells of system calls; "": there is none. The cell's first process makes it,
+	// greets the program as TraceGreeting says, and hands the connection on.
+	Trace string `json:"trace,omitempty"`
 }
+
+// TraceGreeting is what both sides of a trace's connection say first: gVisor's message Handshake with version 1
+// (pkg/sentry/seccheck/points/common.proto).
+const TraceGreeting = "\x08\x01"
 
 // Where a runtime finds things in the cell's own file system, which no process of the sandbox sees.
 const (

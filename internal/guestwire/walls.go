@@ -19,8 +19,8 @@ type Walls struct {
 	SeccompExec []byte `json:"seccomp_exec,omitempty"`
 	// Listen installs Seccomp with a listener, which goes out by Launch.Listener before anything runs.
 	Listen bool `json:"listen,omitempty"`
-	// ExecMark is the last argument of every execve and execveat that the guest itself makes, which the kernel ignores
-	// and Seccomp may tell from others. It is the guest's secret; 0: none.
+	// ExecMark is the last argument of every execve and execveat that the guest itself makes, and of the unshare for
+	// OwnGroup, which the kernel ignores and who observes calls may tell from others. It is the guest's secret; 0: none.
 	ExecMark uint64 `json:"exec_mark,omitempty"`
 	// Landlock is the domain that all processes of the payload share. Nil means none.
 	Landlock *Landlock `json:"landlock,omitempty"`

@@ -66,7 +66,9 @@ type CallEvent struct {
 	Count int `json:"count,omitempty"`
 	// Reaction is what was done about an attempt, beyond refusing it.
 	Reaction Reaction `json:"reaction,omitempty"`
-	Note     string   `json:"note,omitempty"`
+	// Lost says of a gap that nothing more is observed of the sandbox.
+	Lost bool   `json:"lost,omitempty"`
+	Note string `json:"note,omitempty"`
 }
 
 // String says in a few words what was called, as "mount /mnt by sh (7)".

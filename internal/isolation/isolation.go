@@ -108,6 +108,11 @@ type Runtime struct {
 	Image string
 	// Walls are, where there is an image, those that its guest has put up.
 	Walls ImageWalls
+	// Trace is the path of a socket in the cell's own file system that the program connects to, and by which its kernel
+	// tells of the calls that Spec.Calls names (see guestwire.Runtime.Trace); "": it tells of none.
+	Trace string
+	// ExecMark is the last argument of what the guest inside executes for the server; see guestwire.Walls.ExecMark.
+	ExecMark uint64
 }
 
 // ImageWalls are the walls of the processes in a memory image, as Applied has them.

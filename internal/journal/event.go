@@ -74,6 +74,7 @@ const (
 	SecretMisplaced  Type = "secret.misplaced" // a placeholder stood where its secret is not bound
 	SecretMasked     Type = "secret.masked"    // taken out of an answer, or it could not be looked for there
 	TemplateNetwork  Type = "template.network" // what sandboxes of a template may reach by default
+	CallDefault      Type = "calls.default"    // which system calls are observed by default
 	TemplateShared   Type = "template.shared"  // whether every key may start from a template that was built here
 	ModelRoute       Type = "model.route"      // a way to a model provider was made, changed or removed
 	ModelUsed        Type = "model.used"       // a request to a model provider, with its usage

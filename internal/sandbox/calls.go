@@ -45,10 +45,15 @@ func stricter(a, b Calls) Calls {
 	return out
 }
 
-// callsFor decides what is observed of a new sandbox: what the create says, else the server's default. Whoever is no
-// administrator may ask for more than that, not for less, and a sandbox's child is observed as its parent is at least.
-func (m *Manager) callsFor(p Principal, s Spec) (*Calls, error) {
-	least, can := m.cfg.Defaults.Calls, isolation.Calls{}
+// callsFor decides what is observed of a new sandbox: what the create says, else the default of what it starts from.
+// Whoever is no administrator may ask for more than that, not for less, and a sandbox's child is observed as its parent is
+// at least.
+func (m *Manager) callsFor(ctx context.Context, p Principal, s Spec, asked string) (*Calls, error) {
+	least, err := m.callsByDefault(ctx, s, asked)
+	if err != nil {
+		return nil, err
+	}
+	can := isolation.Calls{}
 	if o, ok := m.cfg.Backends[s.Isolation].(isolation.Observer); ok {
 		can = o.Observes()
 	}
@@ -64,22 +69,16 @@ func (m *Manager) callsFor(p Principal, s Spec) (*Calls, error) {
 		c := possible(least, can)
 		return &c, nil
 	}
-	c := *s.Calls
-	if severity(c.OnAttempt) < 0 {
-		return nil, invalid("on_attempt %s is unknown", quote(string(c.OnAttempt))).WithHint("use record, pause or kill")
+	c, err := checkedCalls(*s.Calls)
+	if err != nil {
+		return nil, err
 	}
 	if !p.admin() || p.Sandbox != "" {
 		c = stricter(c, possible(least, can))
 	}
-	if c.Any() {
-		c.OnAttempt = or(c.OnAttempt, ReactRecord)
-	}
-	if severity(c.OnAttempt) > severity(ReactRecord) && !c.Attempts {
-		return nil, invalid("on_attempt is %s, and attempts are not observed", c.OnAttempt).WithHint("observe attempts, too")
-	}
 	if possible(c, can) != c {
 		return nil, errs.New(errs.Unsupported, "isolation %s can't observe all of the system calls asked for on this server", s.Isolation).
-			WithHint("casemate doctor shows what it can")
+			WithHint("ask for fewer, or for another isolation")
 	}
 	return &c, nil
 }

@@ -62,7 +62,7 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	if s.Workspaces, err = m.checkWorkspaces(s.Workspaces); err != nil {
 		return s, err
 	}
-	if s.Calls, err = m.callsFor(p, s); err != nil {
+	if s.Calls, err = m.callsFor(ctx, p, s, asked); err != nil {
 		return s, err
 	}
 	if s.Network, err = m.networkFor(ctx, p, s, asked, forked); err != nil {

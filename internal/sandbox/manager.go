@@ -38,6 +38,7 @@ type Manager struct {
 	templates templateCache
 	// templateNetworks are the defaults of templates.
 	templateNetworks *settingMap[Network]
+	callDefaults     *settingMap[Calls]
 	// shared are the built templates that every key may start from.
 	shared *settingMap[string]
 	once   onceGroup
@@ -74,7 +75,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, db: cfg.DB, journal: cfg.Journal, clock: cfg.Clock, log: cfg.Log,
 		live: make(map[string]*box), owned: make(map[string]int), counted: newInstruments(cfg),
-		templateNetworks: templateNetworks(), shared: sharedTemplates(),
+		templateNetworks: templateNetworks(), callDefaults: callDefaults(), shared: sharedTemplates(),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil

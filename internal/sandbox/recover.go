@@ -160,8 +160,8 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	paused, still := b.sb.State == Paused, b.sb.Applied.Runtime != ""
 	agree := b.inst.Thaw
 	h, ok := b.inst.now().(isolation.Holder)
-	held := ok && h.Held(ctx) // frozen for an attempt while no server ran
-	if paused && !still || held {
+	held := ok && h.Held(ctx)       // frozen for an attempt while no server ran
+	if (paused || held) && !still { // a runtime is paused below, when its guest can still be asked
 		agree = b.inst.Freeze
 	}
 	if err := agree(ctx); err != nil {

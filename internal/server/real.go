@@ -10,6 +10,7 @@ import (
 	"casemate.dev/internal/api"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/gvisor"
+	"casemate.dev/internal/isolation/keeper"
 	"casemate.dev/internal/isolation/namespace"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/sandbox"
@@ -36,7 +37,7 @@ func (s *Server) openReal(ctx context.Context, guest []byte) (sandbox.Roots, api
 	if err := s.openImages(roots, b); err != nil {
 		return nil, nil, err
 	}
-	kernels, err := s.openGvisor(guest)
+	kernels, err := s.openGvisor(guest, b.Keeper())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -58,13 +59,13 @@ func cellSpares(spares int) int {
 
 // openGvisor opens the backend with kernels of its own. Its cells have control groups, id claims and a run directory
 // apart from those of the sandboxes without, so that neither takes the other's for left over.
-func (s *Server) openGvisor(guest []byte) (*gvisor.Backend, error) {
+func (s *Server) openGvisor(guest []byte, observer *keeper.Keeper) (*gvisor.Backend, error) {
 	if err := gvisor.CheckPlatform(s.cfg.RunscPlatform); err != nil {
 		return nil, err
 	}
 	cells, err := namespace.New(namespace.Config{
 		ServerID: s.id + "-" + gvisor.Name, RunDir: filepath.Join(s.cfg.RunDir, gvisor.Name), Guest: guest,
-		Spares: cellSpares(s.cfg.Spares), Cells: true, Log: s.log,
+		Spares: cellSpares(s.cfg.Spares), Cells: true, Observer: observer, Log: s.log,
 		SpareLimits: gvisor.CellLimits(sandbox.DefaultLimits(s.cfg.Defaults.Limits)),
 	})
 	if err != nil {

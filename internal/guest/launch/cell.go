@@ -92,6 +92,10 @@ func (s *setup) runCell() (*cell, error) {
 	if err := s.buildCell(); err != nil {
 		return nil, fmt.Errorf("build cell: %w", err)
 	}
+	trace, err := s.openTrace()
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
 	if err := s.placeRuntime(); err != nil {
 		return nil, fmt.Errorf("build cell: %w", err)
 	}
@@ -100,7 +104,10 @@ func (s *setup) runCell() (*cell, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, s.await(c)
+	if err := s.await(c); err != nil {
+		return nil, err
+	}
+	return c, trace.sent()
 }
 
 // buildCell makes the root and places what the runtime needs beside it.
@@ -299,7 +306,7 @@ func (c *cell) failure() error {
 func (s *setup) launchInside(conn *net.UnixConn) error {
 	l := s.launch
 	l.Root, l.Mounts, l.Files, l.Join, l.Filters, l.Runtime = guestwire.Overlay{}, nil, nil, nil, nil, nil
-	l.Walls.CPUs, l.Walls.Emulated = nil, true
+	l.Walls.CPUs, l.Walls.Emulated, l.Listener = nil, true, 0
 	// Realtime and priority are nothing that a runtime's kernel gives out.
 	l.Rlimits = slices.DeleteFunc(slices.Clone(l.Rlimits), func(r guestwire.Rlimit) bool {
 		return r.Resource == unix.RLIMIT_RTPRIO || r.Resource == unix.RLIMIT_NICE

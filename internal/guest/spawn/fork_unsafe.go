@@ -57,7 +57,7 @@ type plan struct {
 	reach   int       // another name of standard error, above all in files; 0: none
 	limits  []limit
 	filter  []byte
-	mark    uintptr // last argument of the exec
+	mark    uintptr // last argument of what may tell of an attempt in others: the unshare for ownGroup, and the exec
 	groups  []uint32
 	uid     uint32
 	gid     uint32
@@ -135,9 +135,10 @@ func (p *plan) enter(t *texts) {
 	for i := 0; i < len(p.tasks) && p.errno == 0; i++ {
 		p.call(stepScope, unix.SYS_WRITE, p.tasks[i], uintptr(unsafe.Pointer(&t.zero)), 1)
 	}
-	if p.ownGroup {
+	if p.ownGroup && p.errno == 0 {
 		// Not by clone3: such a namespace would begin at the parent's group (cgroup_namespaces(7)).
-		p.call(stepScope, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0)
+		_, _, err := syscall.RawSyscall6(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0, 0, 0, p.mark)
+		p.fail(stepScope, err)
 	}
 	if p.session {
 		p.call(stepSession, unix.SYS_SETSID, 0, 0, 0)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
 )
@@ -34,7 +35,10 @@ type Backend struct {
 	refused  error // why there is none
 }
 
-var _ isolation.Backend = (*Backend)(nil)
+var (
+	_ isolation.Backend  = (*Backend)(nil)
+	_ isolation.Observer = (*Backend)(nil)
+)
 
 // New returns the backend. It starts nothing, and does not fail where runsc is missing: Capabilities tells.
 func New(cfg Config) *Backend {
@@ -110,18 +114,40 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
-	spec := s
-	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
-	spec.Limits = CellLimits(s.Limits)
-	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Args: b.runArgs(s), Reach: lastStdio, Gate: gate(version), Capabilities: runscCapabilities(), GroupNamespaces: true,
-		Files: map[string][]byte{bundleDir + "/config.json": config, frozenFile: {thawedByte}},
+	kept := record{Version: version, Platform: b.platform.name, Bundle: config, Mark: newMark()}
+	spec, err := b.cell(s, kept)
+	if err != nil {
+		return nil, err
 	}
+	spec.Runtime.Args, spec.Runtime.GroupNamespaces, spec.Runtime.Gate = b.runArgs(s), true, gate(version)
 	inst, err := b.cells.Start(ctx, spec)
 	if err != nil {
 		return nil, b.platform.explain(err)
 	}
-	return newInstance(inst, version, b.platform.name, config, s)
+	undo := cleanup.New(func() { destroyQuietly(ctx, inst) })
+	defer undo.Run()
+	i, err := newInstance(inst, kept, s)
+	if err == nil {
+		err = i.checkTraced(ctx, s.Calls)
+	}
+	if err != nil {
+		return nil, err
+	}
+	undo.Release()
+	return i, nil
+}
+
+// cell is the cell of a sandbox, but for the arguments that make its runsc start or restore it.
+func (b *Backend) cell(s isolation.Spec, kept record) (isolation.Spec, error) {
+	spec := s
+	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
+	spec.Limits = CellLimits(s.Limits)
+	spec.Runtime = &isolation.Runtime{
+		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Reach: lastStdio, Capabilities: runscCapabilities(),
+		ExecMark: kept.Mark,
+		Files:    map[string][]byte{bundleDir + "/config.json": kept.Bundle, frozenFile: {thawedByte}},
+	}
+	return spec, traced(s.Calls, spec.Runtime)
 }
 
 // What runsc takes beside the sandbox's own: its heap and stacks, the gofer, and threads of the host for the
@@ -154,6 +180,9 @@ func (b *Backend) globalArgs(s isolation.Spec) []string {
 		// A network namespace is among what takes longest to make, and to take down. That of a cell without device is as empty as
 		// one that the gofer would get for itself.
 		args = append(args, "--network=none", "--gofer-network-namespace=host")
+	}
+	if s.Calls.Any() {
+		args = append(args, "--pod-init-config="+traceConfig)
 	}
 	return append(args,
 		"--host-settings=ignore", // the cell can change none

@@ -20,6 +20,7 @@ const (
 	methodPause  = "containerManager.Pause"
 	methodResume = "containerManager.Resume"
 	methodSave   = "containerManager.Checkpoint"
+	methodTraces = "containerManager.ListTraceSessions"
 )
 
 // maxAnswer bounds an answer: the Sentry's word is trusted no more than the sandbox's.
@@ -43,15 +44,22 @@ type saveOptions struct {
 }
 
 type controlResult struct {
-	Success bool   `json:"success"`
-	Err     string `json:"err"`
+	Success bool            `json:"success"`
+	Err     string          `json:"err"`
+	Result  json.RawMessage `json:"result"`
 }
 
 // call makes one call, which returns nothing. What files it takes goes with it.
 func (i *Instance) call(ctx context.Context, method string, arg *saveOptions, files ...*os.File) error {
+	_, err := i.ask(ctx, method, arg, files...)
+	return err
+}
+
+// ask makes one call and returns its result.
+func (i *Instance) ask(ctx context.Context, method string, arg *saveOptions, files ...*os.File) (json.RawMessage, error) {
 	conn, err := i.Cell.DialCell(ctx, controlSocket)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -59,14 +67,14 @@ func (i *Instance) call(ctx context.Context, method string, arg *saveOptions, fi
 	answer, err := exchange(conn, controlCall{Method: method, Arg: arg}, files)
 	if err != nil {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		return errs.Wrap(fmt.Errorf("%s: %w", method, err), errs.Unavailable, "the sandbox's kernel does not answer")
+		return nil, errs.Wrap(fmt.Errorf("%s: %w", method, err), errs.Unavailable, "the sandbox's kernel does not answer")
 	}
 	if !answer.Success {
-		return fmt.Errorf("%s: %s", method, answer.Err)
+		return nil, fmt.Errorf("%s: %s", method, answer.Err)
 	}
-	return nil
+	return answer.Result, nil
 }
 
 func exchange(conn net.Conn, c controlCall, files []*os.File) (controlResult, error) {

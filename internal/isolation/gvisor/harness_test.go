@@ -2,6 +2,8 @@ package gvisor_test
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/isolation/gvisor"
+	"casemate.dev/internal/isolation/keeper"
+	"casemate.dev/internal/isolation/keeper/watch"
 	"casemate.dev/internal/isolation/namespace"
 	"casemate.dev/internal/testenv"
 )
@@ -21,6 +25,8 @@ import (
 type host struct {
 	t   *testing.T
 	cfg namespace.Config
+	// keeper is that of the backend that was made last; nil unless cfg names one.
+	keeper *keeper.Keeper
 }
 
 func newHost(t *testing.T) *host {
@@ -55,6 +61,7 @@ func (h *host) with(program string) isolation.Backend {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	h.keeper = cells.Keeper()
 	b := gvisor.New(gvisor.Config{Cells: cells, Program: program})
 	h.t.Cleanup(func() {
 		if err := b.Close(); err != nil {
@@ -64,9 +71,22 @@ func (h *host) with(program string) isolation.Backend {
 	return b
 }
 
+// TestMain makes the tests' own program a keeper where it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == keeper.Verb {
+		if err := watch.Main(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
 // leftovers lists what is on the host of this test's instances.
 func (h *host) leftovers() []string {
 	return slices.DeleteFunc(conformance.Leftovers(h.cfg.ServerID, h.cfg.RunDir), func(l string) bool {
-		return strings.HasPrefix(l, "file inside-") // the guest's program, which stays for the next
+		// The guest's program stays for the next, the keeper until its backend is closed.
+		return strings.HasPrefix(l, "file inside-") || strings.HasPrefix(l, "file keeper.")
 	})
 }

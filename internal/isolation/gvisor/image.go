@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -40,6 +39,7 @@ type about struct {
 	// Bundle is the specification of the sandbox: runsc restores only what has the same.
 	Bundle json.RawMessage      `json:"bundle"`
 	Walls  isolation.ImageWalls `json:"walls"`
+	Mark   uint64               `json:"mark,omitempty"` // see record.Mark
 	Made   time.Time            `json:"made"`
 }
 
@@ -79,7 +79,7 @@ func (i *Instance) Checkpoint(ctx context.Context, dir string) (stood time.Durat
 	if err := writeAbout(dir, about{
 		Version: aboutVersion, Runsc: i.record.Version, Profile: a.Profile, Network: i.record.Network, Limits: i.limitsNow(),
 		Bundle: i.record.Bundle, Walls: isolation.ImageWalls{Capabilities: a.Capabilities, NoNewPrivs: a.NoNewPrivs},
-		Made: time.Now().UTC(),
+		Mark: i.record.Mark, Made: time.Now().UTC(),
 	}); err != nil {
 		return 0, err
 	}
@@ -292,21 +292,22 @@ func (b *Backend) Restore(ctx context.Context, s isolation.Spec, dir string) (is
 	if err := a.fits(s, version); err != nil {
 		return nil, err
 	}
-	spec := s
-	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
-	spec.Limits = CellLimits(s.Limits)
-	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Args: b.restoreArgs(s), Reach: lastStdio, Capabilities: runscCapabilities(),
-		Files: map[string][]byte{bundleDir + "/config.json": a.Bundle, frozenFile: {thawedByte}},
-		Image: dir, Walls: a.Walls,
+	kept := record{Version: version, Platform: b.platform.name, Bundle: a.Bundle, Mark: a.Mark}
+	spec, err := b.cell(s, kept)
+	if err != nil {
+		return nil, err
 	}
+	spec.Runtime.Args, spec.Runtime.Image, spec.Runtime.Walls = b.restoreArgs(s), dir, a.Walls
 	inst, err := b.cells.Start(ctx, spec)
 	if err != nil {
 		return nil, b.platform.explain(err)
 	}
 	undo := cleanup.New(func() { destroyQuietly(ctx, inst) })
 	defer undo.Run()
-	i, err := newInstance(inst, version, b.platform.name, a.Bundle, s)
+	i, err := newInstance(inst, kept, s)
+	if err == nil {
+		err = i.checkTraced(ctx, s.Calls)
+	}
 	if err != nil {
 		return nil, err
 	}

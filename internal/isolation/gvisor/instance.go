@@ -33,7 +33,10 @@ type Instance struct {
 	told   guestwire.Status // what the guest last said
 }
 
-var _ isolation.Instance = (*Instance)(nil)
+var (
+	_ isolation.Instance = (*Instance)(nil)
+	_ isolation.Holder   = (*Instance)(nil)
+)
 
 // record is what Adopt needs.
 type record struct {
@@ -44,7 +47,10 @@ type record struct {
 	Network  bool             `json:"network,omitempty"`
 	// Bundle is the specification that runsc was given. A memory image needs the same one again.
 	Bundle json.RawMessage `json:"bundle"`
-	Cell   json.RawMessage `json:"cell"`
+	// Mark is what the guest inside marks executions with that the server asked for: for its life, which a memory image
+	// carries on. 0: it marks none.
+	Mark uint64          `json:"mark,omitempty"`
+	Cell json.RawMessage `json:"cell"`
 }
 
 func decodeRecord(raw json.RawMessage) (record, error) {
@@ -58,10 +64,9 @@ func decodeRecord(raw json.RawMessage) (record, error) {
 	return r, nil
 }
 
-func newInstance(inst isolation.Instance, version, platform string, bundle json.RawMessage, s isolation.Spec) (*Instance, error) {
-	return adopted(inst, record{
-		Version: version, Platform: platform, Limits: s.Limits, Network: s.Network != nil, Bundle: bundle, Cell: inst.Record(),
-	})
+func newInstance(inst isolation.Instance, kept record, s isolation.Spec) (*Instance, error) {
+	kept.Limits, kept.Network, kept.Cell = s.Limits, s.Network != nil, inst.Record()
+	return adopted(inst, kept)
 }
 
 func adopted(inst isolation.Instance, r record) (*Instance, error) {
@@ -93,6 +98,7 @@ func (i *Instance) Applied() isolation.Applied {
 	a := i.Cell.Applied()
 	a.Backend = Name
 	a.Runtime = "gVisor " + i.record.Version + ", " + cmp.Or(i.record.Platform, Systrap)
+	a.Calls = coverage(a.Calls)
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if a.Limits.MemoryBytes != 0 { // else the host has nothing to hold the sandbox to

@@ -32,6 +32,7 @@ import (
 const (
 	callTimeout = 30 * time.Second
 	retryPause  = 200 * time.Millisecond
+	endLimit    = 5 * time.Second // for a process whose connection broke to end
 )
 
 // Config says how a Keeper works.
@@ -53,8 +54,10 @@ type Member struct {
 	ID    string
 	Calls isolation.Calls
 	Arch  string
-	// Decide is the filter as it would be without a listener.
-	Decide []byte
+	// Decide is the filter as it would be without a listener. Where Listener is a runtime's trace, see Attach.
+	Decide   []byte
+	Trace    bool
+	ExecMark uint64
 	// Listener, Guest (a pidfd of the first process) and Freezer (nil: none) stay the caller's. Freeze is what
 	// freezes, written to Freezer.
 	Listener, Guest, Freezer *os.File
@@ -133,9 +136,10 @@ func (k *Keeper) Attach(ctx context.Context, m Member) error {
 	} else {
 		m.Freeze = ""
 	}
-	a := Attach{Sandbox: m.ID, Calls: m.Calls, Arch: m.Arch, Decide: m.Decide, Freeze: m.Freeze}
+	a := Attach{Sandbox: m.ID, Calls: m.Calls, Arch: m.Arch, Decide: m.Decide, Trace: m.Trace, ExecMark: m.ExecMark, Freeze: m.Freeze}
 	p, err := k.attach(ctx, a, files)
-	if p != nil && err != nil && !p.Handle.Alive() { // it ended in between; the next one can have the files as well
+	if p != nil && (errs.Is(err, errs.Unavailable) || errs.Is(err, errs.FailedPrecondition)) && ended(ctx, p) {
+		// The next one can have the files as well.
 		p, err = k.attach(ctx, a, files)
 	}
 	if p != nil && err != nil {
@@ -144,12 +148,21 @@ func (k *Keeper) Attach(ctx context.Context, m Member) error {
 	return err
 }
 
+// ended reports whether a process has ended that does not answer. One that ends closes its connections first.
+func ended(ctx context.Context, p *daemon.Process) bool {
+	ctx, cancel := context.WithTimeout(ctx, endLimit)
+	defer cancel()
+	_, _ = p.Handle.Wait(ctx)
+	return !p.Handle.Alive()
+}
+
 // attach asks the process that runs, which it returns.
 func (k *Keeper) attach(ctx context.Context, a Attach, files []*os.File) (*daemon.Process, error) {
 	p, err := k.ready(ctx)
 	if err != nil {
 		return nil, err
 	}
+	a.PID = p.Handle.PID()
 	if err := k.call(ctx, MethodAttach, a, files, nil); err != nil {
 		return p, err
 	}
@@ -222,8 +235,8 @@ func (k *Keeper) loseLocked() {
 func (k *Keeper) lostLocked(id string, c isolation.Calls) {
 	k.gone[id] = true
 	k.lost = append(k.lost, isolation.CallEvent{
-		Sandbox: id, Time: time.Now(), Kind: isolation.CallGap, Reaction: c.OnAttempt,
-		Note: "the keeper ended: from here on observed calls fail with ENOSYS, and are not recorded",
+		Sandbox: id, Time: time.Now(), Kind: isolation.CallGap, Reaction: c.OnAttempt, Lost: true,
+		Note: "the keeper ended: from here on no system call is recorded, and those that wait for its answer fail with ENOSYS",
 	})
 	k.tell()
 }
@@ -276,6 +289,7 @@ type Sink func(list []isolation.CallEvent, position string) error
 // one.
 func (k *Keeper) Follow(ctx context.Context, position string, sink Sink) {
 	for ctx.Err() == nil {
+		k.tellLost(position, sink)
 		next, err := k.follow(ctx, position, sink)
 		position = next
 		if ctx.Err() != nil {
@@ -284,10 +298,8 @@ func (k *Keeper) Follow(ctx context.Context, position string, sink Sink) {
 		if err != nil && k.alive() {
 			k.cfg.Log.Warn("cannot take the keeper's events; trying again", "err", err)
 		}
-		again := k.retry()
-		k.tellLost(position, sink)
 		select {
-		case <-again:
+		case <-k.retry():
 		case <-k.more:
 		case <-ctx.Done():
 		}
@@ -322,7 +334,7 @@ func (k *Keeper) alive() bool {
 	return k.proc != nil && k.proc.Handle.Alive()
 }
 
-// follow takes events of the process that runs now, until it ends.
+// follow takes events of the process that runs now, until it ends or there is something else to tell.
 func (k *Keeper) follow(ctx context.Context, position string, sink Sink) (string, error) {
 	k.mu.Lock()
 	p := k.proc
@@ -336,16 +348,58 @@ func (k *Keeper) follow(ctx context.Context, position string, sink Sink) (string
 		last = 0
 	}
 	for {
-		var ev Events
-		if err := k.call(ctx, MethodEvents, After{last, p.Handle.PID()}, nil, &ev); err != nil {
+		ev, err := k.events(ctx, After{last, p.Handle.PID()})
+		if ev == nil {
 			return position, err
 		}
 		next := fmt.Sprintf("%s %d", name, ev.Last)
+		k.takeNote(ev.Events)
 		if err := sink(ev.Events, next); err != nil {
 			return position, fmt.Errorf("record events: %w", err)
 		}
 		position, last = next, ev.Last
-		k.tellLost(position, sink)
+	}
+}
+
+// events waits for events; nil without an error says that there is something else to tell.
+func (k *Keeper) events(ctx context.Context, a After) (*Events, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	more := make(chan bool, 1)
+	go func() {
+		select {
+		case <-k.more:
+			cancel()
+			more <- true
+		case <-ctx.Done():
+			more <- false
+		}
+	}()
+	var ev Events
+	err := k.call(ctx, MethodEvents, a, nil, &ev)
+	cancel()
+	interrupted := <-more
+	if interrupted {
+		k.tell() // Follow looks what it is
+	}
+	switch {
+	case err == nil:
+		return &ev, nil
+	case interrupted:
+		return nil, nil
+	}
+	return nil, err
+}
+
+// takeNote knows afterwards which sandboxes the process has stopped to watch.
+func (k *Keeper) takeNote(list []isolation.CallEvent) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range list {
+		if _, ok := k.members[e.Sandbox]; ok && e.Kind == isolation.CallGap && e.Lost {
+			delete(k.members, e.Sandbox)
+			k.gone[e.Sandbox] = true
+		}
 	}
 }
 

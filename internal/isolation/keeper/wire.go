@@ -6,7 +6,7 @@ import (
 )
 
 // Protocol is the version of what follows. A server does without a keeper that speaks another one.
-const Protocol = 1
+const Protocol = 2
 
 // Verb is the program's first argument that makes it a keeper.
 const Verb = "keeper"
@@ -30,11 +30,18 @@ type Hello struct {
 // Attach gives a keeper a sandbox's listener. Its files are, in this order: the listener, a pidfd of the first process,
 // and where the reaction is to pause, the file that freezes.
 type Attach struct {
+	// PID is the keeper's that is meant: another one, which came in its place, refuses.
+	PID     int             `json:"pid"`
 	Sandbox string          `json:"sandbox"`
 	Calls   isolation.Calls `json:"calls"`
 	// Arch is what the filter was made for, and Decide the filter as it would be without a listener.
 	Arch   string `json:"arch"`
 	Decide []byte `json:"decide"`
+	// Trace says that the first file is a connection by which a runtime's kernel tells of calls once it has answered
+	// them. Decide is then a filter that hands over what tells of an attempt, and ExecMark the last argument of
+	// executions that are not told of.
+	Trace    bool   `json:"trace,omitempty"`
+	ExecMark uint64 `json:"exec_mark,omitempty"`
 	// Freeze is what is written to the third file.
 	Freeze string `json:"freeze,omitempty"`
 }

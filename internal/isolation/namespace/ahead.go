@@ -23,7 +23,7 @@ type ahead struct {
 
 // aheadOf returns what a start would have a runtime begin with; nil where it can't begin before the start.
 func (b *Backend) aheadOf(s isolation.Spec, cpus []int) *ahead {
-	if s.Runtime == nil || s.Runtime.Gate == "" || s.Runtime.Image != "" {
+	if s.Runtime == nil || s.Runtime.Gate == "" || s.Runtime.Image != "" || s.Runtime.Trace != "" {
 		return nil
 	}
 	return &ahead{runtime: *s.Runtime, cpus: cpus, limits: b.guestLimits(s)}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/keeper"
+	"casemate.dev/internal/isolation/walls"
 	"casemate.dev/internal/linux/caps"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/linux/landlock"
@@ -55,6 +57,9 @@ type Config struct {
 	// Keeper is the program that becomes the keeper, the process that observes system calls; this very one. "":
 	// none are observed.
 	Keeper string
+	// Observer is the keeper of another backend of this server, which this one shares and does not close; in place of
+	// Keeper.
+	Observer *keeper.Keeper
 	// Log takes what goes wrong in the background; default slog.Default().
 	Log *slog.Logger
 
@@ -82,6 +87,9 @@ type Backend struct {
 	keeper   *keeper.Keeper // nil where Config.Keeper names none
 	owner    uint32         // the user that guests' user namespaces belong to: the keeper's; 0 where there is none
 	execMark uint64         // what stands in the filters of wallCache where each instance has its own
+
+	// telling is the filter that knows what tells of an attempt, for cells.
+	telling func() ([]byte, error)
 
 	closing  sync.Once
 	closeErr error
@@ -111,6 +119,7 @@ func New(cfg Config) (*Backend, error) {
 		cfg: cfg, instances: map[string]*Instance{}, names: map[string]bool{}, wallCache: map[wallKey]wallPlan{},
 		env: guestEnv(), probes: probe.NewSet(), cpus: onlineCPUs(),
 	}
+	b.telling = sync.OnceValues(func() ([]byte, error) { return walls.Telling(runtime.GOARCH) })
 	b.spares.stop = make(chan struct{})
 	// Two words that stand nowhere else in a filter: above every system call's number, flag and errno.
 	b.execMark = 0x7ca5e3a1_7ca5e3a2
@@ -223,7 +232,7 @@ func (b *Backend) close() error {
 	for _, w := range b.wallCache {
 		w.close()
 	}
-	if b.keeper != nil {
+	if b.keeper != nil && b.cfg.Observer == nil {
 		all = append(all, b.keeper.Close())
 	}
 	if b.program != nil {

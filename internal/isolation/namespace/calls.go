@@ -10,17 +10,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/keeper"
 	"casemate.dev/internal/linux/seccomp/notify"
 )
 
-// Keeper is the handle on the process that observes system calls; nil where Config.Keeper names none.
+// Keeper is the handle on the process that observes system calls; nil where Config names none.
 func (b *Backend) Keeper() *keeper.Keeper { return b.keeper }
 
 // openKeeper finds the keeper of an earlier server, or reserves a user for a new one.
 func (b *Backend) openKeeper() (err error) {
+	if b.cfg.Observer != nil {
+		b.keeper, b.owner = b.cfg.Observer, b.cfg.Observer.UID()
+		return nil
+	}
 	if b.cfg.Keeper == "" {
 		return nil
 	}
@@ -41,10 +46,15 @@ func (b *Backend) Observes() isolation.Calls {
 }
 
 // checkCalls refuses to observe what nobody could.
-func (b *Backend) checkCalls(c isolation.Calls) error {
-	if c.Any() && b.keeper == nil {
+func (b *Backend) checkCalls(c isolation.Calls, r *isolation.Runtime) error {
+	switch {
+	case !c.Any():
+		return nil
+	case b.keeper == nil:
 		return errs.New(errs.Unsupported, "this server observes no system calls: it has no keeper").
 			WithHint("create the sandbox with --calls none")
+	case r != nil && r.Trace == "":
+		return errs.New(errs.Internal, "the sandbox's runtime tells of no system calls")
 	}
 	return nil
 }
@@ -78,8 +88,8 @@ func (d *door) close() {
 	}
 }
 
-// listener takes the listener that a launched guest has sent.
-func (d *door) listener() (*os.File, error) {
+// take takes what a launched guest has sent, of which is says whether it is what it should be.
+func (d *door) take(is func(fd int) bool) (*os.File, error) {
 	// No waiting: what was not sent before the launch was answered never comes.
 	oob := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(int(d.ours.Fd()), make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -88,49 +98,97 @@ func (d *door) listener() (*os.File, error) {
 	}
 	list, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil || len(list) != 1 {
-		return nil, errors.Join(errors.New("the guest sent no listener"), err)
+		return nil, errors.Join(errors.New("the guest sent nothing to hear calls by"), err)
 	}
 	fds, err := unix.ParseUnixRights(&list[0])
 	if err != nil || len(fds) != 1 {
 		for _, fd := range fds { // the message has room for a second one
 			_ = unix.Close(fd)
 		}
-		return nil, errors.Join(errors.New("the guest sent no listener"), err)
+		return nil, errors.Join(errors.New("the guest sent nothing to hear calls by"), err)
 	}
 	f := os.NewFile(uintptr(fds[0]), "listener")
-	if !notify.IsListener(fds[0]) {
-		return nil, errors.Join(errors.New("what the guest sent is no listener"), f.Close())
+	if !is(fds[0]) {
+		return nil, errors.Join(errors.New("what the guest sent is nothing to hear calls by"), f.Close())
 	}
 	return f, nil
 }
 
-// watchCalls hands a launched guest's listener to the keeper, and returns what is observed.
-func (b *Backend) watchCalls(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, d *door) (map[string]string, error) {
+// watching is the handing over of what calls are heard by; nil: none are.
+type watching struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed once err is set
+	err    error
+}
+
+// wait waits for the end of the handing over.
+func (w *watching) wait() error {
+	if w == nil {
+		return nil
+	}
+	<-w.done
+	w.cancel()
+	return w.err
+}
+
+// unwatch undoes watchCalls, whether it has come to its end or not.
+func (b *Backend) unwatch(w *watching, id string) {
+	if w == nil {
+		return
+	}
+	w.cancel()
+	<-w.done
+	b.keeper.Forget(id)
+}
+
+// watchCalls begins to hand a launched guest's listener to the keeper. That takes as long as the keeper takes to run, which
+// the start need not wait for before it has to: until then, calls wait.
+func (b *Backend) watchCalls(ctx context.Context, s isolation.Spec, g *guest, wall wallPlan, d *door) (*watching, error) {
 	if !s.Calls.Any() {
-		return coverage(s.Calls), nil
+		return nil, nil
 	}
-	listener, err := d.listener()
-	if err != nil {
-		return nil, fmt.Errorf("take the filter's listener: %w", err)
+	m := keeper.Member{ID: s.ID, Calls: s.Calls, Arch: runtime.GOARCH, Decide: wall.decide}
+	closeFiles := func() {
+		for _, f := range []*os.File{m.Listener, m.Guest, m.Freezer} {
+			if f != nil {
+				_ = f.Close()
+			}
+		}
 	}
-	defer func() { _ = listener.Close() }()
-	m := keeper.Member{
-		ID: s.ID, Calls: s.Calls, Arch: runtime.GOARCH, Decide: wall.decide, Listener: listener,
+	undo := cleanup.New(closeFiles)
+	defer undo.Run()
+	is := notify.IsListener
+	if s.Runtime != nil {
+		is, m.Trace, m.ExecMark = isTrace, true, s.Runtime.ExecMark
+	}
+	var err error
+	if m.Listener, err = d.take(is); err != nil {
+		return nil, fmt.Errorf("take what calls are heard by: %w", err)
 	}
 	if m.Guest, err = pidfdFile(g.proc.PID()); err != nil {
 		return nil, err
 	}
-	defer func() { _ = m.Guest.Close() }()
-	if g.group != nil && s.Calls.OnAttempt == isolation.ReactPause {
+	// What runs a runtime must not be frozen from outside: the runtime lets its processes stand still itself.
+	if g.group != nil && s.Runtime == nil && s.Calls.OnAttempt == isolation.ReactPause {
 		if m.Freezer, m.Freeze, err = g.group.FreezeFile(); err != nil {
 			return nil, err
 		}
-		defer func() { _ = m.Freezer.Close() }()
 	}
-	if err := b.keeper.Attach(ctx, m); err != nil {
-		return nil, err
-	}
-	return coverage(s.Calls), nil
+	ctx, cancel := context.WithCancel(ctx)
+	w := &watching{cancel: cancel, done: make(chan struct{})}
+	undo.Release()
+	go func() {
+		defer close(w.done)
+		defer closeFiles()
+		w.err = b.keeper.Attach(ctx, m)
+	}()
+	return w, nil
+}
+
+// isTrace reports whether a descriptor is a connection that keeps messages apart.
+func isTrace(fd int) bool {
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	return err == nil && kind == unix.SOCK_SEQPACKET
 }
 
 // pidfdFile opens a handle on the guest, which is not reaped before this server lets go of it, so that its pid is its own.

@@ -41,11 +41,11 @@ func (x *box) frozen() bool {
 // VERIFIES: it stays frozen until somebody releases it. The twin was released, and the same Thaw lets it go on.
 func TestThawKeepsTheHold(t *testing.T) {
 	b := newHost(t, withKeeper).backend()
-	var s seen
-	s.follow(t, b, "")
+	var s conformance.Seen
+	s.Follow(t, b.Keeper(), "")
 	x := start(t, b, observed(conformance.Spec(t, isolation.Locked), isolation.Calls{Attempts: true, OnAttempt: isolation.ReactPause}))
 	x.begin("prc_mounts", "mount -t tmpfs none /mnt; true")
-	s.awaitThat(t, "the attempt that pauses", func(e isolation.CallEvent) bool { return e.Call == "mount" && e.Reaction == isolation.ReactPause })
+	s.Await(t, "the attempt that pauses", func(e isolation.CallEvent) bool { return e.Call == "mount" && e.Reaction == isolation.ReactPause })
 	for range 3 {
 		if err := x.inst.Freeze(limited(t)); err != nil {
 			t.Fatal(err)
@@ -103,9 +103,9 @@ func TestKilledWhileNoServerRuns(t *testing.T) {
 		}
 		return errs.Is(err, errs.NotFound)
 	})
-	var s seen
-	s.follow(t, second, "")
-	s.awaitThat(t, "the attempt", func(e isolation.CallEvent) bool { return e.Sandbox == x.inst.ID() && e.Reaction == isolation.ReactKill })
+	var s conformance.Seen
+	s.Follow(t, second.Keeper(), "")
+	s.Await(t, "the attempt", func(e isolation.CallEvent) bool { return e.Sandbox == x.inst.ID() && e.Reaction == isolation.ReactKill })
 	if why := second.EndedBy(limited(t), twin.inst.ID()); why != "" {
 		t.Errorf("twin: ended by %q", why)
 	}
@@ -151,8 +151,8 @@ for i in range(32): threading.Thread(target=ask).start()'`)
 // executed: each execution goes on and is counted, once.
 func TestVforkedExecsAreCounted(t *testing.T) {
 	b := newHost(t, withKeeper).backend()
-	var s seen
-	s.follow(t, b, "")
+	var s conformance.Seen
+	s.Follow(t, b.Keeper(), "")
 	x := start(t, b, observed(conformance.Spec(t, isolation.Standard), isolation.Calls{Exec: true}))
 	wants(t, "all of them", x.sh(`exec python3 -c 'import threading, subprocess
 def go():
@@ -162,10 +162,8 @@ for i in t: i.start()
 for i in t: i.join()
 print("done")'`), "done")
 	testenv.Eventually(t, patience, "80 executions", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
 		n := 0
-		for _, e := range s.list {
+		for _, e := range s.All() {
 			if e.Kind == isolation.CallExec && e.Target == "/usr/bin/true" {
 				n += max(e.Count, 1)
 			}

@@ -66,15 +66,17 @@ func (b *Backend) checkRuntime(s isolation.Spec) error {
 
 // cellWalls are the walls that the guest inside puts up: what a profile holds, without the host's filters,
 // since no system call of a process reaches the host's kernel.
-func (b *Backend) cellWalls(s isolation.Spec, cpus []int) wallPlan {
-	return wallPlan{walls: guestwire.Walls{
+func (b *Backend) cellWalls(s isolation.Spec, cpus []int) (wallPlan, error) {
+	decide, err := b.telling()
+	return wallPlan{decide: decide, walls: guestwire.Walls{
+		ExecMark:    s.Runtime.ExecMark,
 		RootAllowed: s.Profile == isolation.Standard, Capabilities: walls.Capabilities(s.Profile),
 		NoNewPrivs: s.Profile == isolation.Locked, CPUs: cpus, OwnGroup: s.Runtime.GroupNamespaces,
 		Rlimits: []guestwire.Rlimit{
 			{Resource: unix.RLIMIT_CORE, Max: 0},
 			{Resource: unix.RLIMIT_NOFILE, Max: uint64(s.Limits.OpenFiles)},
 		},
-	}}
+	}}, err
 }
 
 // programAttr is what a program is mounted with: it must run, also where the run directory forbids that.
@@ -83,7 +85,7 @@ const programAttr = mount.ReadOnly | mount.NoSuid | mount.NoDev
 // runtime adds what a cell needs to a launch.
 func (b *builder) runtime(inside string, g *guest) error {
 	r := b.spec.Runtime
-	out := &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Gate: r.Gate, Files: r.Files, Capabilities: r.Capabilities}
+	out := &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Gate: r.Gate, Files: r.Files, Capabilities: r.Capabilities, Trace: r.Trace}
 	b.launch.Runtime = out
 	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
 	var err error
@@ -201,7 +203,8 @@ func (b *Backend) verifyCell(s isolation.Spec, g *guest, reply guestwire.LaunchR
 		Backend: Name, Profile: s.Profile, HostUID: p.first, UIDCount: p.count, Namespaces: p.namespaces,
 		Capabilities: held.Capabilities, NoNewPrivs: held.NoNewPrivs,
 		CgroupVersion: version, Limits: b.limitsApplied(s, g), Disk: s.Root.Disk.Mechanism,
-		Network: networkApplied(s.Network), HostProcesses: named(processes), Observed: observed,
+		Network: networkApplied(s.Network), HostProcesses: named(processes), Calls: coverage(s.Calls),
+		Observed: observed,
 	}, nil
 }
 

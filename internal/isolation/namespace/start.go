@@ -52,7 +52,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 		return nil, err
 	}
 	cpus := walls.CPUs(s.Limits.CPUs, b.cpus, s.ID)
-	if err := b.checkCalls(s.Calls); err != nil {
+	if err := b.checkCalls(s.Calls, s.Runtime); err != nil {
 		return nil, err
 	}
 	wall, err := b.walls(s, cpus)
@@ -141,7 +141,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	}
 	build := &builder{spec: s, first: g.first, userNS: g.userNS}
 	defer build.close()
-	door, err := newDoor(wall.walls.Listen)
+	door, err := newDoor(s.Calls.Any())
 	if err != nil {
 		return nil, err
 	}
@@ -176,9 +176,7 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err != nil {
 		return nil, err
 	}
-	if b.keeper != nil {
-		undo.Add(func() { b.keeper.Forget(s.ID) })
-	}
+	undo.Add(func() { b.unwatch(watched, s.ID) })
 	b.cfg.Log.DebugContext(ctx, "launched", "sandbox", s.ID, "guest", g.name, "micros", reply.Micros)
 	if err := b.failpoint("launched"); err != nil {
 		return nil, err
@@ -198,7 +196,9 @@ func (b *Backend) launch(ctx context.Context, s isolation.Spec, g *guest, wall w
 	if err := b.failpoint("verified"); err != nil {
 		return nil, err
 	}
-	applied.Calls = watched
+	if err := watched.wait(); err != nil {
+		return nil, err
+	}
 	undo.Release()
 	i := newInstance(b, g, r, applied)
 	i.tap = made.end
@@ -315,7 +315,7 @@ func (b *Backend) verify(s isolation.Spec, g *guest, wall wallPlan, reply guestw
 		Capabilities: walls.CapabilityNames(s.Profile), NoNewPrivs: w.noNewPrivs, Seccomp: wall.seccomp,
 		LandlockABI: reply.Walls.LandlockABI, CgroupVersion: version, Limits: b.limitsApplied(s, g),
 		Disk: s.Root.Disk.Mechanism, Network: networkApplied(s.Network), GuestSeparated: p.separated,
-		Observed: observers(),
+		Calls: coverage(s.Calls), Observed: observers(),
 	}, nil
 }
 

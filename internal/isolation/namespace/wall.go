@@ -42,7 +42,7 @@ func (w wallPlan) close() {
 // walls returns the walls for a spec.
 func (b *Backend) walls(s isolation.Spec, cpus []int) (wallPlan, error) {
 	if s.Runtime != nil {
-		return b.cellWalls(s, cpus), nil
+		return b.cellWalls(s, cpus)
 	}
 	key := wallKey{profile: s.Profile, waived: slices.Contains(s.AllowMissing, walls.LayerLandlock), calls: s.Calls}
 	key.calls.OnAttempt = ""

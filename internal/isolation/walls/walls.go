@@ -21,6 +21,7 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/linux/caps"
 	"casemate.dev/internal/linux/landlock"
+	"casemate.dev/internal/linux/seccomp"
 )
 
 // MinLandlockABI is the oldest version that a profile accepts: ABI 1 refuses to move files between
@@ -117,6 +118,27 @@ func ForProfile(p isolation.Profile, h Host, o Options) (Plan, error) {
 	}
 	plan.Missing = []string{LayerLandlock}
 	return plan, nil
+}
+
+// Telling returns a filter that hands over what tells of an attempt, the same in every profile: for a kernel of another
+// kind, whose calls no filter of the host's sees.
+func Telling(arch string) ([]byte, error) {
+	return table(isolation.Standard, false, isolation.Calls{Attempts: true}, 0).Program(arch)
+}
+
+// TellingCalls names the calls of an architecture some of which Telling hands over.
+func TellingCalls() []string {
+	var out []string
+	for _, e := range rawTable(isolation.Standard, false).Entries {
+		tell := resolve(e.Otherwise, true) == seccomp.Notify
+		for _, c := range e.Clauses {
+			tell = tell || resolve(c.Then, true) == seccomp.Notify
+		}
+		if tell {
+			out = append(out, e.Call)
+		}
+	}
+	return out
 }
 
 // Remark returns a filter that was made for one ExecMark as it is for another.

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -25,7 +26,8 @@ type box struct {
 	guest    *os.File // a pidfd
 	freezer  *os.File // nil where no attempt pauses
 	freeze   []byte
-	fd       int32 // the listener's
+	fd       int32  // the listener's
+	trace    *trace // what a runtime's kernel tells, where the listener is its connection; nil: it is a filter's
 
 	// held says that an attempt froze it, and nobody has released it since. The process's mu guards it.
 	held bool
@@ -86,6 +88,7 @@ func (k *process) attach(a keeper.Attach, files []*os.File) error {
 	if err != nil {
 		return err
 	}
+	k.forgetEnded(b.id)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.byID[b.id] != nil {
@@ -101,6 +104,33 @@ func (k *process) attach(a keeper.Attach, files []*os.File) error {
 		return err
 	}
 	return nil
+}
+
+// forgetEnded drops the sandbox of that id whose first process has ended: the kernel may not have said yet that nothing of
+// it is left when the next of that id begins.
+func (k *process) forgetEnded(id string) {
+	k.mu.Lock()
+	b := k.byID[id]
+	k.mu.Unlock()
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.gone && ended(b.guest, 0) {
+		k.drop(b, time.Now())
+	}
+}
+
+// ended reports whether the process of a pidfd has ended, or does so in time.
+func ended(pidfd *os.File, within time.Duration) bool {
+	list := []unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
+	for until := time.Now().Add(within); ; {
+		n, err := unix.Poll(list, int(max(0, time.Until(until)).Milliseconds()))
+		if err == nil || !errors.Is(err, unix.EINTR) {
+			return n > 0
+		}
+	}
 }
 
 func newBox(a keeper.Attach, files []*os.File) (*box, error) {
@@ -124,6 +154,10 @@ func newBox(a keeper.Attach, files []*os.File) (*box, error) {
 		b.freezer = files[2]
 	}
 	b.fd = int32(b.listener.Fd())
+	if a.Trace {
+		b.trace, err = newTrace(a, int(b.fd))
+		return b, err
+	}
 	if !notify.IsListener(int(b.fd)) {
 		return nil, errs.New(errs.InvalidArgument, "the first file is no listener")
 	}

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/isolation"
-	"casemate.dev/internal/linux/seccomp/filter"
 	"casemate.dev/internal/linux/seccomp/notify"
 )
 
@@ -20,6 +19,8 @@ const (
 	maxString = 512
 	maxArgv   = 16
 	maxArg    = 128
+	// Of sandboxes whose own kernel tells: what a thread calls itself is 15 bytes, a struct sockaddr_un 110.
+	maxCommand, maxAddress = 64, 128
 )
 
 // caller is a thread that waits in a system call, as its files in /proc show it.
@@ -31,8 +32,8 @@ type caller struct {
 }
 
 // kindOf says why a call that goes on was handed over.
-func kindOf(arch string, c notify.Call) isolation.CallKind {
-	switch filter.Name(arch, c.Number) {
+func kindOf(call string) isolation.CallKind {
+	switch call {
 	case "execve", "execveat":
 		return isolation.CallExec
 	case "connect":
@@ -109,27 +110,38 @@ func (t *caller) what(e *isolation.CallEvent) {
 	case "openat", "openat2", "name_to_handle_at", "open_tree", "fspick", "mount_setattr":
 		e.Target = t.text(1)
 	case "mount":
-		e.Target, e.Args = t.text(1), []string{t.text(0), t.text(2), t.hex(3)}
+		e.Target, e.Args = t.text(1), []string{t.text(0), t.text(2), hex(t.args[3])}
 	case "fsopen":
 		e.Target = t.text(0)
 	case "mknod":
-		e.Target, e.Args = t.text(0), []string{mode(t.args[1]), t.hex(2)}
+		e.Target, e.Args = t.text(0), numbers(e.Call, t.args)
 	case "mknodat":
-		e.Target, e.Args = t.text(1), []string{mode(t.args[2]), t.hex(3)}
-	case "clone", "unshare":
-		e.Args = flags(t.args[0])
-	case "setns":
-		e.Args = flags(t.args[1])
-	case "socket":
-		e.Args = socket(t.args)
+		e.Target, e.Args = t.text(1), numbers(e.Call, t.args)
 	case "add_key", "request_key":
 		e.Target, e.Args = t.text(0), []string{t.text(1)}
 	default:
-		e.Args = []string{t.hex(0), t.hex(1), t.hex(2)}
+		e.Args = numbers(e.Call, t.args)
 	}
 }
 
-func (t *caller) hex(n int) string { return "0x" + strconv.FormatUint(t.args[n], 16) }
+// numbers says what a call's arguments say by themselves.
+func numbers(call string, args [6]uint64) []string {
+	switch call {
+	case "mknod":
+		return []string{mode(args[1]), hex(args[2])}
+	case "mknodat":
+		return []string{mode(args[2]), hex(args[3])}
+	case "clone", "unshare":
+		return flags(args[0])
+	case "setns":
+		return flags(args[1])
+	case "socket":
+		return socket(args)
+	}
+	return []string{hex(args[0]), hex(args[1]), hex(args[2])}
+}
+
+func hex(v uint64) string { return "0x" + strconv.FormatUint(v, 16) }
 
 // read reads at most len(buf) bytes at an address of the thread's memory. /proc/PID/mem would not do: its owner is the
 // sandbox's user, and to open it takes a capability on the host, which reading does not.
@@ -187,7 +199,11 @@ func clean(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
 // address reads a struct sockaddr.
 func (t *caller) address(n, size int) string {
 	var buf [128]byte
-	b := t.read(t.args[n], buf[:min(len(buf), int(min(t.args[size], 128)))])
+	return address(t.read(t.args[n], buf[:min(len(buf), int(min(t.args[size], 128)))]))
+}
+
+// address says what a struct sockaddr means.
+func address(b []byte) string {
 	if len(b) < 2 {
 		return ""
 	}

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"syscall"
@@ -56,6 +57,8 @@ func (k *process) serveBox(e unix.EpollEvent) {
 	switch {
 	case b.gone:
 		return
+	case b.trace != nil:
+		k.hearTrace(b, now)
 	case e.Events&unix.EPOLLIN != 0:
 		k.receive(b, now)
 	case e.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0: // no process has the filter any more
@@ -99,6 +102,10 @@ func (k *process) tend(b *box) {
 	}
 	now := time.Now()
 	b.due = time.Time{}
+	if b.trace != nil && !b.trace.parted.IsZero() {
+		k.part(b, now)
+		return
+	}
 	if b.muted && b.attempts.left(now) >= 1 && b.others.left(now) >= 1 {
 		b.muted = false
 		k.hear(b, now)
@@ -109,6 +116,7 @@ func (k *process) tend(b *box) {
 	if b.muted {
 		k.by(b, now.Add(time.Second/attemptRate))
 	}
+	k.tellLost(b, now)
 	if due := b.notes.flush(now, false, k.events.add); due > 0 {
 		k.by(b, now.Add(due))
 	}
@@ -144,20 +152,28 @@ func (k *process) receive(b *box, now time.Time) {
 
 // goOn lets a call go on. It is looked at first: afterwards its thread is somewhere else.
 func (k *process) goOn(b *box, c notify.Call, now time.Time) {
-	e := isolation.CallEvent{Sandbox: b.id, Time: now, Kind: kindOf(b.arch, c), Call: filter.Name(b.arch, c.Number)}
-	budget := &b.details
-	if e.Kind == isolation.CallOpen {
-		budget = &b.opens
-	}
-	if budget.take(now) {
+	call := filter.Name(b.arch, c.Number)
+	e := isolation.CallEvent{Sandbox: b.id, Time: now, Kind: kindOf(call), Call: call}
+	if b.mayLook(&e, now) {
 		k.look(b, c, &e)
-	} else {
-		e.Note = "more than are looked at one by one"
 	}
 	if err := notify.Continue(int(b.fd), c.ID); err != nil && !errors.Is(err, notify.ErrGone) {
 		k.log.Error("cannot let a system call go on", "sandbox", b.id, "err", err)
 	}
 	k.note(b, e, now)
+}
+
+// mayLook reports whether a call that goes on is told of by itself, and notes it in the event where not.
+func (b *box) mayLook(e *isolation.CallEvent, now time.Time) bool {
+	budget := &b.details
+	if e.Kind == isolation.CallOpen {
+		budget = &b.opens
+	}
+	if budget.take(now) {
+		return true
+	}
+	e.Note = "more than are looked at one by one"
+	return false
 }
 
 // refuse answers an attempt as the filter would, after what it is to bring about has been done.
@@ -184,7 +200,7 @@ func (k *process) react(b *box, e *isolation.CallEvent) {
 	switch b.calls.OnAttempt {
 	case isolation.ReactKill:
 		e.Reaction = isolation.ReactKill
-		k.remember(b.id, e.String())
+		k.remember(b.id, cmp.Or(e.String(), e.Note))
 		// The first process takes all others along.
 		if err := unix.PidfdSendSignal(int(b.guest.Fd()), syscall.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			e.Note = "the sandbox could not be killed from outside: " + err.Error()
@@ -194,6 +210,9 @@ func (k *process) react(b *box, e *isolation.CallEvent) {
 		k.mu.Lock()
 		b.held = true
 		k.mu.Unlock()
+		if b.trace != nil {
+			return // the server does it: the runtime must let its processes stand still itself
+		}
 		if b.freezer == nil {
 			e.Note = "the sandbox has no control group to freeze"
 		} else if _, err := b.freezer.Write(b.freeze); err != nil {
@@ -231,6 +250,7 @@ func (k *process) drop(b *box, now time.Time) {
 	delete(k.boxes, b.key)
 	delete(k.byID, b.id)
 	k.mu.Unlock()
+	k.tellLost(b, now)
 	b.notes.flush(now, true, k.events.add)
 	b.close() // takes it out of the epoll, too
 }

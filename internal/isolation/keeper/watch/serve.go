@@ -29,6 +29,8 @@ type process struct {
 	events *events
 	idle   atomic.Int64 // loops that wait
 
+	records sync.Pool // *[maxRecord]byte: room for what a sandbox's kernel tells
+
 	servers  atomic.Int64 // open connections
 	lastSeen atomic.Int64 // when the last one went, in ns
 
@@ -139,7 +141,12 @@ func (k *process) serveConn(ctx context.Context, conn *net.UnixConn) bool {
 
 func (k *process) answer(ctx context.Context, call guestwire.Call, files []*os.File) (any, error) {
 	if call.Method == keeper.MethodAttach {
-		reply, err := body(call, func(a keeper.Attach) (any, error) { return nil, k.attach(a, files) })
+		reply, err := body(call, func(a keeper.Attach) (any, error) {
+			if err := meant(a.PID); err != nil {
+				return nil, err
+			}
+			return nil, k.attach(a, files)
+		})
 		if err != nil {
 			closeAll(files)
 		}
@@ -158,8 +165,8 @@ func (k *process) answer(ctx context.Context, call guestwire.Call, files []*os.F
 		})
 	case keeper.MethodEvents:
 		return body(call, func(a keeper.After) (any, error) {
-			if a.PID != os.Getpid() {
-				return nil, errs.New(errs.FailedPrecondition, "process %d is another keeper", a.PID)
+			if err := meant(a.PID); err != nil {
+				return nil, err
 			}
 			return k.events.after(ctx, a.After)
 		})
@@ -167,6 +174,14 @@ func (k *process) answer(ctx context.Context, call guestwire.Call, files []*os.F
 		return nil, k.settle(ctx)
 	}
 	return nil, errs.New(errs.Unsupported, "the keeper knows no call %q", call.Method)
+}
+
+// meant refuses what was meant for another keeper.
+func meant(pid int) error {
+	if pid != os.Getpid() {
+		return errs.New(errs.FailedPrecondition, "process %d is another keeper", pid)
+	}
+	return nil
 }
 
 // settleLimit is how long the kernel may take to say that processes which have ended have.

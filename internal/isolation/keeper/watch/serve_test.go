@@ -14,7 +14,7 @@ import (
 // TestRefusedCallsKeepNoFiles: what comes with a call that is refused does not stay open.
 func TestRefusedCallsKeepNoFiles(t *testing.T) {
 	k := &process{events: newEvents()}
-	fits, err := json.Marshal(keeper.Attach{Sandbox: "box"})
+	fits, err := json.Marshal(keeper.Attach{PID: os.Getpid(), Sandbox: "box"})
 	if err != nil {
 		t.Fatal(err)
 	}
