@@ -43,7 +43,9 @@ func (*fakeGateway) Refused(context.Context, string, time.Time) ([]egress.Refusa
 func (*fakeGateway) Usage(context.Context, string) (egress.Usage, error) { return egress.Usage{}, nil }
 
 // SetAnswers implements Gateway.
-func (*fakeGateway) SetAnswers(context.Context, string, []egress.RecordedAnswer, bool) error { return nil }
+func (*fakeGateway) SetAnswers(context.Context, string, []egress.RecordedAnswer, bool) error {
+	return nil
+}
 
 // Settle implements Gateway.
 func (*fakeGateway) Settle(context.Context, string) error { return nil }

@@ -64,7 +64,7 @@ type Request struct {
 	After   uint64         `json:"after,omitempty"`
 	// Answers of a record, in place of those before, or with More behind them.
 	Answers []egress.RecordedAnswer `json:"answers,omitempty"`
-	More    bool            `json:"more,omitempty"`
+	More    bool                    `json:"more,omitempty"`
 }
 
 // Reply is its answer.
