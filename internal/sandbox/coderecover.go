@@ -29,7 +29,7 @@ func (m *Manager) takeUpContexts(ctx context.Context, b *box) error {
 		if !contextID(info.ID) {
 			continue
 		}
-		c := m.takeUpContext(ctx, b, believedContext(info), open)
+		c := m.takeUpContext(lctx, b, believedContext(info), open)
 		if hidden(info) {
 			m.forgetFresh(c)
 		}
@@ -48,6 +48,7 @@ func (m *Manager) forgetFresh(c *codeContext) {
 	m.dropForkAfter(c, run, keepFork)
 }
 
+// takeUpContext takes up one of them. ctx is that of all, so that a guest with many does not hold a start up for each.
 func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.ContextInfo, open map[[2]string]bool) *codeContext {
 	c := &codeContext{id: info.ID, box: b, fork: info.Fork, info: info, started: make(chan struct{}), runs: make(map[string]*codeRun)}
 	close(c.started)
@@ -60,11 +61,9 @@ func (m *Manager) takeUpContext(ctx context.Context, b *box, info guestwire.Cont
 	}
 	b.codes[c.id] = c
 	b.mu.Unlock()
-	rctx, cancel := m.prompt(ctx, b.guest)
-	defer cancel()
-	runs, err := b.guest.ContextRuns(rctx, c.id)
+	runs, err := b.guest.ContextRuns(ctx, c.id)
 	if err != nil {
-		m.log.Warn("cannot learn of the runs of a context", "sandbox", b.id, "context", c.id, "error", err)
+		m.log.Warn("cannot learn of the runs of a context", "sandbox", b.id, "context", c.id, "error", cause(ctx, err))
 	}
 	for _, info := range runs {
 		if !runID(info.ID) {

@@ -170,10 +170,10 @@ type Defaults struct {
 	Limits    Limits        // 1 GiB, all cores but 0.2, 512 pids, 4,096 open files, 2 GiB disk
 	Calls     Calls         // none; as far as a backend can observe them
 	Lifetime  time.Duration // 1 h; < 0: none
-	Connect   time.Duration // 5 s: a guest answers a call that it can answer at once
+	Connect   time.Duration // 5 s: a guest says that it lives
 	Execution time.Duration // 30 s: Execute without a timeout
 	Stop      time.Duration // 10 s: a caller waits for the end of a sandbox
-	Start     time.Duration // 60 s: a whole create
+	Start     time.Duration // 60 s: a whole create, and a guest that lives answers a call that it could answer at once
 	Retain    time.Duration // 24 h: idempotency keys are kept
 	// Sync flushes what is waited for to disk before it is acknowledged. Whoever opens the journal
 	// passes it on (journal.Options.Strict).

@@ -143,13 +143,8 @@ func (w *world) slowly(g *slow, d Defaults) (*server, string) {
 // ends waits for the end of a call that must not succeed.
 func ends(t *testing.T, gone <-chan error) {
 	t.Helper()
-	select {
-	case err := <-gone:
-		if err == nil {
-			t.Error("what was not done succeeded")
-		}
-	case <-time.After(2 * time.Minute):
-		t.Fatal("the call does not end")
+	if testenv.Receive(t, "the call ends", gone) == nil {
+		t.Error("what was not done succeeded")
 	}
 }
 
@@ -220,13 +215,66 @@ func TestGuestDiesUnasked(t *testing.T) {
 			}
 			gone := make(chan error, 1)
 			go func() { gone <- s.asks(id)[how](t.Context()) }()
-			select {
-			case <-g.called:
-			case <-time.After(2 * time.Minute):
-				t.Fatal("nothing is asked of the guest")
-			}
+			testenv.Receive(t, "something is asked of the guest", g.called)
 			w.host.Kill(id)
 			ends(t, gone)
 		})
+	}
+}
+
+// hoarder is a guest that tells of three contexts and says that it lives; of their runs it tells only if it answers.
+type hoarder struct {
+	guest
+	answers        bool
+	asked, endured atomic.Int32 // how often for runs, and how often by somebody who was ready to wait
+}
+
+// Status implements guest.
+func (*hoarder) Status(context.Context) (guestwire.Status, error) {
+	return guestwire.Status{Version: guestwire.Version}, nil
+}
+
+// Contexts implements guest.
+func (*hoarder) Contexts(context.Context) ([]guestwire.ContextInfo, error) {
+	var list []guestwire.ContextInfo
+	for _, name := range []string{"a", "b", "c"} {
+		list = append(list, guestwire.ContextInfo{ID: name, State: guestwire.ContextIdle, Starts: 1})
+	}
+	return list, nil
+}
+
+// ContextRuns implements guest.
+func (g *hoarder) ContextRuns(ctx context.Context, _ string) ([]guestwire.RunInfo, error) {
+	g.asked.Add(1)
+	if ctx.Err() == nil {
+		g.endured.Add(1)
+	}
+	if g.answers {
+		return nil, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// VULNERABILITY: a server that starts asks each guest for the runs of each of its contexts.
+// ATTACK: a guest with many contexts that says that it lives, and tells of no runs.
+// VERIFIES: it is waited for once, not once for each. The twin answers, and is asked for all.
+func TestIdleGuestWithManyContexts(t *testing.T) {
+	for _, answers := range []bool{false, true} {
+		s := newWorld(t).serve()
+		sb := s.create(admin, Spec{})
+		b := s.find(sb.ID)
+		g := &hoarder{guest: b.guest, answers: answers}
+		b.guest = g
+		s.cfg.Defaults.Connect, s.cfg.Defaults.Start = 10*time.Millisecond, time.Hour
+		if !answers {
+			s.cfg.Defaults.Start = 30 * time.Millisecond
+		}
+		if err := s.takeUpContexts(t.Context(), b); err != nil {
+			t.Error(err)
+		}
+		if n := g.endured.Load(); g.asked.Load() != 3 || answers && n != 3 || !answers && n > 1 {
+			t.Errorf("it answers: %v; asked for the runs of %d contexts, and %d times there was time to wait", answers, g.asked.Load(), n)
+		}
 	}
 }
