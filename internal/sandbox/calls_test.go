@@ -80,7 +80,7 @@ func TestChildrenStayInSight(t *testing.T) {
 	}
 }
 
-// Observes makes the fake backend one that can observe calls.
+// observing makes the fake backend one that can observe calls.
 type observing struct{ isolation.Backend }
 
 func (observing) Observes() isolation.Calls {

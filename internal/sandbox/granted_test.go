@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/isolation"
+	"casemate.dev/internal/journal"
 )
 
 // fakeGateway counts what it is told.
@@ -83,8 +85,9 @@ func TestGranted(t *testing.T) {
 		c.Gateway = gw
 		c.Grants = func(_ context.Context, s Sandbox) Granted {
 			return Granted{
-				Env:   map[string]string{"KEY": "placeholder-" + s.ID, "TEAM": "of " + s.Spec.Labels["team"]},
-				Files: map[string][]byte{"/etc/casemate/ca.pem": []byte("certificate")},
+				Env:          map[string]string{"KEY": "placeholder-" + s.ID, "TEAM": "of " + s.Spec.Labels["team"]},
+				Placeholders: []string{"KEY"},
+				Files:        map[string][]byte{"/etc/casemate/ca.pem": []byte("certificate")},
 			}
 		}
 	}
@@ -98,6 +101,11 @@ func TestGranted(t *testing.T) {
 	for id, want := range map[string]string{a.ID: "placeholder-" + a.ID + "|of a|", b.ID: "mine|of |1", c.ID: "||"} {
 		if got := tell(id); got != want {
 			t.Errorf("inside: %q, want %q", got, want)
+		}
+	}
+	for id, want := range map[string]bool{a.ID: true, b.ID: false, c.ID: false} { // of b, its creator's word comes first
+		if got := s.claimedFacts(id); strings.Contains(got, `"placeholders":["KEY"]`) != want || strings.Contains(got, "placeholder-") {
+			t.Errorf("the start's facts: %s", got)
 		}
 	}
 	if f := seen.specs[a.ID].Files; len(f) != 2 || f[1].Path != "/etc/casemate/ca.pem" || len(seen.specs[c.ID].Files) != 0 {
@@ -116,6 +124,17 @@ func TestGranted(t *testing.T) {
 	if len(gw.configured) != 1 || gw.configured[0] != a.ID {
 		t.Errorf("the gateway was told of %v", gw.configured)
 	}
+}
+
+// claimedFacts returns what the server recorded of a sandbox's start.
+func (s *server) claimedFacts(id string) string {
+	s.w.t.Helper()
+	events, err := s.Events(s.w.t.Context(), admin, id, 0, 0)
+	at := slices.IndexFunc(events, func(e journal.Event) bool { return e.Type == journal.SandboxClaimed })
+	if err != nil || at < 0 {
+		s.w.t.Fatalf("%v: %+v", err, events)
+	}
+	return string(events[at].Facts[journal.Server])
 }
 
 // TestExchangedDeviceEndsTheSandbox: one whose device is not the one that was made ends when it is adopted; one that the

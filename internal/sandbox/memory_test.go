@@ -137,16 +137,7 @@ func (r unkept) KeepMemory(string) error { return r.err }
 func TestPauseToDiskFreesTheDiskFirst(t *testing.T) {
 	w := newImageWorld(t)
 	k := &mortal{w: w}
-	full := errs.New(errs.ResourceExhausted, "the disk is full")
-	w.shape = func(c *Config) {
-		c.Roots = mortalRoots{unkept{c.Roots, full}, k}
-		c.Backends = map[string]isolation.Backend{"fake": mortalBackend{c.Backends["fake"], k}}
-	}
-	s := w.serve()
-	id, p := s.counting()
-	k.mu.Lock()
-	k.steps = nil
-	k.mu.Unlock()
+	s, id, p := k.counting(func(r Roots) Roots { return unkept{r, errs.New(errs.ResourceExhausted, "the disk is full")} })
 	_, err := s.PauseToDisk(t.Context(), admin, id)
 	wantKind(t, "pause", err, errs.ResourceExhausted)
 	k.mu.Lock()
@@ -258,6 +249,21 @@ func (k *mortal) dead() (dir string) {
 	return k.dir
 }
 
+// counting is a server whose steps go through k, with roots as over makes them and a counting sandbox, from whose first
+// number on steps are told.
+func (k *mortal) counting(over func(Roots) Roots) (s *server, id, process string) {
+	k.w.shape = func(c *Config) {
+		c.Roots = mortalRoots{over(c.Roots), k}
+		c.Backends = map[string]isolation.Backend{"fake": mortalBackend{c.Backends["fake"], k}}
+	}
+	s = k.w.serve()
+	id, process = s.counting()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.steps = nil
+	return s, id, process
+}
+
 type mortalRoots struct {
 	Roots
 	*mortal
@@ -334,15 +340,7 @@ func (i mortalInstance) Thaw(ctx context.Context) error {
 func killedAt(t *testing.T, step string) []string {
 	w := newImageWorld(t)
 	k := &mortal{w: w, at: step}
-	w.shape = func(c *Config) {
-		c.Roots = mortalRoots{c.Roots, k}
-		c.Backends = map[string]isolation.Backend{"fake": mortalBackend{c.Backends["fake"], k}}
-	}
-	s := w.serve()
-	id, p := s.counting()
-	k.mu.Lock()
-	k.steps = nil
-	k.mu.Unlock()
+	s, id, p := k.counting(func(r Roots) Roots { return r })
 	done := make(chan error, 1)
 	go func() {
 		_, err := s.PauseToDisk(context.Background(), admin, id)

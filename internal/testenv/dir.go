@@ -105,6 +105,9 @@ func Receive[T any](t testing.TB, what string, ch <-chan T) T {
 	}
 }
 
+// Unhurried is a time limit for what a slow machine may take long for: a server's own, for who names none, is short.
+const Unhurried = 10 * time.Minute
+
 // overdue is far above what any test with a sandbox takes, and leaves room for others of its package.
 const overdue = 5 * time.Minute
 

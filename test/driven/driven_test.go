@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -68,13 +67,10 @@ func (b *box) overwrite(path, text string) error {
 	return err
 }
 
-// unhurried is the time limit of what a slow machine may take long for; a server's own for who names none is short.
-func unhurried() *durationpb.Duration { return durationpb.New(10 * time.Minute) }
-
 // asRoot runs a script as root inside.
 func (b *box) asRoot(t *testing.T, env map[string]string, script string) string {
 	t.Helper()
-	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/bash", "-c", script}, User: root, Env: env, Timeout: unhurried()}, nil)
+	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/bash", "-c", script}, User: root, Env: env, Timeout: durationpb.New(testenv.Unhurried)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +162,7 @@ func swappedDirectory(t *testing.T, b *box) {
 while [ ! -e stop ] && [ $i -lt 20000 ]; do mv -T real d; mv -T d real; mv -T link d; mv -T d link; i=$((i+1)); done; echo swapped $i`
 	swapped := make(chan string, 1)
 	go func() {
-		r, err := b.Processes.Execute(context.Background(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/bash", "-c", fmt.Sprintf(swap, "/w2", "/")}, User: root, Timeout: unhurried()}, nil)
+		r, err := b.Processes.Execute(context.Background(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/bash", "-c", fmt.Sprintf(swap, "/w2", "/")}, User: root, Timeout: durationpb.New(testenv.Unhurried)}, nil)
 		swapped <- fmt.Sprint(string(r.GetStdout()), err)
 	}()
 	testenv.Eventually(t, patience, "the race is on", func() bool { return b.overwrite("/w2/race/d/"+name, "x") == nil })

@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"casemate.dev/client"
+	"casemate.dev/internal/testenv"
 )
 
 // patience bounds every wait for what must happen.
@@ -57,7 +60,7 @@ func uploads(t *testing.T, b *box) {
 func endlessOutput(t *testing.T, b *box) {
 	const size, most = 256 << 20, 128 << 20
 	before := peak(t, strconv.Itoa(b.Server()))
-	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}, User: root, Timeout: unhurried()}, nil)
+	r, err := b.Processes.Execute(t.Context(), b.id, &client.ProcessSpec{Argv: []string{"/usr/bin/head", "-c", strconv.Itoa(size), "/dev/zero"}, User: root, Timeout: durationpb.New(testenv.Unhurried)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -150,8 +150,7 @@ func (p *place) create(rules ...string) *client.Sandbox {
 // sh runs a script and returns what it printed, both streams together, and how it ended.
 func (p *place) sh(s *client.Sandbox, script string) (string, *client.Process) {
 	p.t.Helper()
-	// A slow machine may take long; a server's own limit for who names none is short.
-	spec := &client.ProcessSpec{Argv: []string{"bash", "-c", "exec 2>&1\n" + script}, Timeout: durationpb.New(10 * time.Minute)}
+	spec := &client.ProcessSpec{Argv: []string{"bash", "-c", "exec 2>&1\n" + script}, Timeout: durationpb.New(testenv.Unhurried)}
 	r, err := p.Processes.Execute(p.t.Context(), s.GetId(), spec, nil)
 	if err != nil {
 		p.t.Fatal(err)

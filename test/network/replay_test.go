@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"casemate.dev/client"
+	"casemate.dev/internal/testenv"
 	"casemate.dev/internal/testenv/world"
 )
 
@@ -104,7 +107,7 @@ func (p *place) counter(name string) *api {
 // runs runs a script as the process of an id.
 func (p *place) runs(s *client.Sandbox, id, script string, env ...string) {
 	p.t.Helper()
-	spec := &client.ProcessSpec{Id: id, Argv: []string{"bash", "-c", script}, Env: map[string]string{}}
+	spec := &client.ProcessSpec{Id: id, Argv: []string{"bash", "-c", script}, Env: map[string]string{}, Timeout: durationpb.New(testenv.Unhurried)}
 	for _, one := range env {
 		name, value, _ := strings.Cut(one, "=")
 		spec.Env[name] = value

@@ -17,6 +17,7 @@ import (
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/keeper"
+	"casemate.dev/internal/isolation/keeper/watch"
 	"casemate.dev/internal/testenv"
 )
 
@@ -31,6 +32,19 @@ type Observed struct {
 	// Afterwards says that calls are told of by a kernel of the sandbox's own, once it has answered them: what an attempt's
 	// pointers point to and whose scope the caller is in stays unsaid, and where the keeper ends, calls go on.
 	Afterwards bool
+}
+
+// Main is a TestMain that makes the tests' own program a keeper where it is started as one, as by a backend whose keeper is
+// /proc/self/exe.
+func Main(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == keeper.Verb {
+		if err := watch.Main(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
 }
 
 // RunCalls runs what every backend promises of observed system calls; open makes a fresh Observed for each case and cleans

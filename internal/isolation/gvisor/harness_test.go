@@ -2,8 +2,6 @@ package gvisor_test
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +14,6 @@ import (
 	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/isolation/gvisor"
 	"casemate.dev/internal/isolation/keeper"
-	"casemate.dev/internal/isolation/keeper/watch"
 	"casemate.dev/internal/isolation/namespace"
 	"casemate.dev/internal/testenv"
 )
@@ -71,17 +68,7 @@ func (h *host) with(program string) isolation.Backend {
 	return b
 }
 
-// TestMain makes the tests' own program a keeper where it is started as one.
-func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == keeper.Verb {
-		if err := watch.Main(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { conformance.Main(m) }
 
 // leftovers lists what is on the host of this test's instances.
 func (h *host) leftovers() []string {

@@ -3,7 +3,6 @@ package keeper_test
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -20,7 +19,6 @@ import (
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/isolation/keeper"
-	"casemate.dev/internal/isolation/keeper/watch"
 	"casemate.dev/internal/isolation/walls"
 	"casemate.dev/internal/linux/seccomp/filter"
 	"casemate.dev/internal/testenv"
@@ -29,17 +27,7 @@ import (
 // patience bounds waiting for what comes of itself.
 const patience = 2 * time.Minute
 
-// TestMain makes the tests' own program a keeper where it is started as one.
-func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == keeper.Verb {
-		if err := watch.Main(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { conformance.Main(m) }
 
 // open returns a handle on a keeper, and where its record is.
 func open(t *testing.T) (*keeper.Keeper, string) {
@@ -154,7 +142,7 @@ func TestKeeperEndsWhileASandboxAttaches(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; err != nil {
+	if err := testenv.Receive(t, "the sandbox is attached", done); err != nil {
 		t.Fatal(err)
 	}
 	if second := conformance.KeeperPID(t, dir); second == first {
@@ -169,7 +157,7 @@ func TestKeeperEndsWhileASandboxAttaches(t *testing.T) {
 // VULNERABILITY: between two keepers a sandbox is watched by none, and nobody knows.
 // ATTACK: many sandboxes attach at once while one keeper after the other is killed.
 // VERIFIES: each that was attached is seen or told of as lost, whatever came first; where Attach failed, the sandbox would
-// not have started. TWIN: at the end, with nobody killing, none is lost.
+// not have started. TWIN: at the end, with nobody killing, none is refused and none lost.
 func TestAttachWhileKeepersDie(t *testing.T) {
 	k, dir := open(t)
 	var s conformance.Seen
@@ -182,6 +170,10 @@ func TestAttachWhileKeepersDie(t *testing.T) {
 		var mu sync.Mutex // guards attached
 		var attached []*kernel
 		var wg sync.WaitGroup
+		refused := t.Logf
+		if kills == 0 {
+			refused = t.Errorf
+		}
 		for range at {
 			list := make([]*kernel, each)
 			for i := range list {
@@ -190,7 +182,7 @@ func TestAttachWhileKeepersDie(t *testing.T) {
 			wg.Go(func() {
 				for _, x := range list {
 					if err := k.Attach(t.Context(), x.member); err != nil {
-						t.Logf("refused: %v", err)
+						refused("refused: %v", err)
 						continue
 					}
 					mu.Lock()
