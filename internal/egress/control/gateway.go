@@ -20,7 +20,7 @@ import (
 // The server's patience with the gateway.
 const (
 	callTimeout  = 10 * time.Second
-	startTimeout = 30 * time.Second
+	startTimeout = 30 * time.Second // until one that was started has answered its first call
 	// restartPause grows up to restartMost where one start after the other fails.
 	restartPause = 100 * time.Millisecond
 	restartMost  = 10 * time.Second
@@ -239,7 +239,7 @@ func (g *Gateway) RefreshShared(ctx context.Context) error {
 	if g.conn == nil {
 		return nil
 	}
-	_, err := g.hello(ctx)
+	_, err := g.hello(ctx, g.patience)
 	return err
 }
 
@@ -380,7 +380,7 @@ func (g *Gateway) connectLeft(ctx context.Context) (served []string, err error) 
 	}
 	g.proc = p
 	if g.conn, err = g.dial(); err == nil {
-		if served, err = g.hello(ctx); err == nil {
+		if served, err = g.hello(ctx, g.patience); err == nil {
 			g.watch()
 			return append([]string{}, served...), nil
 		}
@@ -437,9 +437,11 @@ func (g *Gateway) kill() {
 	g.release = func() {}
 }
 
-// call sends a request and returns its reply, or the error in it.
-func (g *Gateway) call(r Request, f *os.File) (*Reply, error) {
-	reply, err := exchange(g.conn, r, f, time.Now().Add(g.patience))
+// call sends a request and returns its reply, or the error in it. A call that is not answered within the patience failed.
+func (g *Gateway) call(r Request, f *os.File) (*Reply, error) { return g.callWithin(g.patience, r, f) }
+
+func (g *Gateway) callWithin(limit time.Duration, r Request, f *os.File) (*Reply, error) {
+	reply, err := exchange(g.conn, r, f, time.Now().Add(limit))
 	if err != nil {
 		g.renew()
 		return nil, errs.Wrap(err, errs.Unavailable, "the gateway does not answer")

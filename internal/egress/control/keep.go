@@ -67,12 +67,12 @@ func (g *Gateway) connect(ctx context.Context) error {
 	if g.conn, err = g.dial(); err != nil {
 		return err
 	}
-	_, err = g.hello(ctx)
+	_, err = g.hello(ctx, max(g.patience, startTimeout))
 	return err
 }
 
-// hello begins a connection and returns the sandboxes that the gateway serves.
-func (g *Gateway) hello(ctx context.Context) ([]string, error) {
+// hello begins a connection and returns the sandboxes that the gateway serves, unless it does not answer in time.
+func (g *Gateway) hello(ctx context.Context, within time.Duration) ([]string, error) {
 	r := Request{Op: OpHello}
 	if g.cfg.Shared != nil {
 		var err error
@@ -83,7 +83,7 @@ func (g *Gateway) hello(ctx context.Context) ([]string, error) {
 	if g.cfg.Proxy != nil {
 		r.Proxy = g.cfg.Proxy(ctx)
 	}
-	reply, err := g.call(r, nil)
+	reply, err := g.callWithin(within, r, nil)
 	if err != nil {
 		return nil, err
 	}
