@@ -108,13 +108,7 @@ func (m *Manager) checkCallDefault(ctx context.Context, p Principal, d *CallDefa
 	if d.Template == "" {
 		return nil
 	}
-	if _, ok, err := m.namedCommit(ctx, p, d.Template); ok || err != nil {
-		return err
-	}
-	if _, err := m.template(ctx, d.Template); errs.Is(err, errs.NotFound) {
-		return err
-	}
-	return nil
+	return m.startsFrom(ctx, p, d.Template)
 }
 
 // checkedCalls completes and checks what is to be observed.

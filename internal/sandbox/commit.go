@@ -342,3 +342,14 @@ func (m *Manager) namedCommit(ctx context.Context, p Principal, ref string) (_ C
 	}
 	return c, err == nil, err
 }
+
+// startsFrom refuses what names nothing that a sandbox could start from.
+func (m *Manager) startsFrom(ctx context.Context, p Principal, name string) error {
+	if _, ok, err := m.namedCommit(ctx, p, name); ok || err != nil {
+		return err
+	}
+	if _, err := m.template(ctx, name); errs.Is(err, errs.NotFound) {
+		return err
+	}
+	return nil
+}

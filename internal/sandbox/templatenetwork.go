@@ -51,10 +51,8 @@ func (m *Manager) SetTemplateNetwork(ctx context.Context, p Principal, template 
 		if err := m.checkNetwork(p, n); err != nil {
 			return err
 		}
-		if _, ok, err := m.namedCommit(ctx, p, template); err != nil {
+		if err := m.startsFrom(ctx, p, template); err != nil {
 			return err
-		} else if _, terr := m.template(ctx, template); !ok && errs.Is(terr, errs.NotFound) {
-			return terr
 		}
 	}
 	t := m.templateNetworks

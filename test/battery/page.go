@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path"
@@ -87,7 +88,7 @@ func (r *results) render() string {
 			if why := unfit(p, c); why != "" {
 				row = append(row, "n/a "+n.of(why))
 			} else {
-				row = append(row, or(r.beside[p][c.ID], "–"))
+				row = append(row, cmp.Or(r.beside[p][c.ID], "–"))
 			}
 		}
 		line(&out, row...)
@@ -151,7 +152,7 @@ func drivenTable() string {
 		if d.not != "" {
 			where, gvisor = "n/a: "+d.not, "n/a"
 		}
-		line(&out, d.id, string(d.class), d.title, where, or(gvisor, "as there: "+d.same))
+		line(&out, d.id, string(d.class), d.title, where, cmp.Or(gvisor, "as there: "+d.same))
 	}
 	return out.String()
 }
@@ -179,11 +180,4 @@ func table(out *strings.Builder, head ...string) {
 
 func line(out *strings.Builder, cells ...string) {
 	out.WriteString("| " + strings.Join(cells, " | ") + " |\n")
-}
-
-func or(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }

@@ -116,7 +116,7 @@ func (s *setup) awaitAfter(c *cell, opened <-chan struct{}) error {
 // fits says whether a launch says of the runtime what it was started with.
 func (a *ahead) fits(l *guestwire.Launch) bool {
 	was, is := a.launch.Runtime, l.Runtime
-	return slices.Equal(was.Args, is.Args) && slices.Equal(was.Capabilities, is.Capabilities) && was.Reach == is.Reach && is.Image == nil &&
+	return slices.Equal(was.Args, is.Args) && slices.Equal(was.Capabilities, is.Capabilities) && was.Reach == is.Reach && is.Image == nil && is.Trace == "" &&
 		maps.EqualFunc(was.Files, is.Files, bytes.Equal) && slices.Equal(a.launch.Rlimits, l.Rlimits) && slices.Equal(a.launch.Walls.CPUs, l.Walls.CPUs)
 }
 

@@ -1,9 +1,12 @@
 package gvisor_test
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,9 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/id"
 	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/conformance"
 	"casemate.dev/internal/isolation/gvisor"
+	"casemate.dev/internal/isolation/walls"
 	"casemate.dev/internal/rootfs"
 	"casemate.dev/internal/testenv"
 )
@@ -31,11 +36,16 @@ type eager struct {
 func newEager(t *testing.T) *eager {
 	h := newHost(t)
 	h.cfg.Spares = 1
+	return eagerOn(h)
+}
+
+func eagerOn(h *host) *eager {
+	h.t.Helper()
 	b, ok := h.backend().(*gvisor.Backend)
 	if !ok {
-		t.Fatal("another backend")
+		h.t.Fatal("another backend")
 	}
-	return &eager{t, b, h.cfg.ServerID}
+	return &eager{h.t, b, h.cfg.ServerID}
 }
 
 // full waits until all that is to wait does.
@@ -164,6 +174,33 @@ func TestStartedAhead(t *testing.T) {
 	}
 }
 
+// A sandbox with fewer processors than the host takes what waits, too, and has as many as it may.
+func TestStartedAheadOnFewProcessors(t *testing.T) {
+	e := newEager(t)
+	one := func() isolation.Spec {
+		s := conformance.Spec(t, isolation.Locked)
+		s.Limits.CPUs = 1
+		return s
+	}
+	spec, next := one(), one()
+	first := e.start(spec)
+	waits := e.awaits(first)
+	two := []int{0, 1}
+	for slices.Equal(walls.CPUs(1, two, spec.ID), walls.CPUs(1, two, next.ID)) { // by its id it would be on another
+		next.ID = id.Sandbox()
+	}
+	second := e.start(next)
+	if got := process(second, "runsc-gofer"); got != waits {
+		t.Errorf("its gofer is %d, and the one that waited %d", got, waits)
+	}
+	for _, b := range []*box{first, second} {
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(process(b, "runsc-sandbox"), &set); err != nil || set.Count() != 1 {
+			t.Errorf("it runs on %d processors, %v", set.Count(), err)
+		}
+	}
+}
+
 // What waits serves no other start, and goes when another is expected; one whose runsc was killed is no obstacle.
 func TestStartedAheadInVain(t *testing.T) {
 	e := newEager(t)
@@ -201,4 +238,66 @@ func TestRestoreBesideOneStartedAhead(t *testing.T) {
 		t.Error(err)
 	}
 	e.full()
+}
+
+// serverVariable makes TestServerProcess a server that is to be killed, of the configuration that it holds.
+const serverVariable = "CASEMATE_GVISOR_TEST_SERVER"
+
+// TestServerProcess is nothing by itself.
+func TestServerProcess(t *testing.T) {
+	config := os.Getenv(serverVariable)
+	if config == "" {
+		return
+	}
+	h := &host{t: t}
+	if err := json.Unmarshal([]byte(config), &h.cfg); err != nil {
+		t.Fatal(err)
+	}
+	h.cfg.Guest = testenv.Guest(t)
+	e := eagerOn(h)
+	fmt.Fprintf(os.Stdout, "waits %d\n", e.awaits(e.start(conformance.Spec(t, isolation.Locked))))
+	select {} // until killed
+}
+
+// A runsc that waits ends with a server that is killed, and the next one finds all that it leaves.
+func TestServerKilledWhileOneWaits(t *testing.T) {
+	h := newHost(t)
+	cfg := h.cfg
+	cfg.Guest, cfg.Spares = nil, 1
+	config, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestServerProcess$", "-test.v")
+	// Killed, it leaves its own temporary files behind: they go with ours.
+	server.Env = append(os.Environ(), serverVariable+"="+string(config), "TMPDIR="+t.TempDir())
+	server.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := 0
+	for lines := bufio.NewScanner(out); pid == 0 && lines.Scan(); {
+		_, _ = fmt.Sscanf(lines.Text(), "waits %d", &pid) // other lines are the testing package's
+	}
+	if pid == 0 {
+		t.Fatal("none waits")
+	}
+	if err := server.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.Wait()
+	testenv.Eventually(t, patience, "what waited ends", func() bool {
+		groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		return err != nil || !strings.Contains(string(groups), h.cfg.ServerID)
+	})
+	if _, err := h.backend().Sweep(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if left := h.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
 }

@@ -90,7 +90,7 @@ func (p platform) args() []string {
 
 // explain adds to a start that failed what may be to blame.
 func (p platform) explain(err error) error {
-	if err == nil || p.name != KVM || !errs.Is(err, errs.Internal) {
+	if p.name != KVM || !errs.Is(err, errs.Internal) {
 		return err
 	}
 	return errs.Wrap(err, errs.Internal, "the sandbox did not start with gVisor's platform %s", p.name).

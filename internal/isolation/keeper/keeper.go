@@ -289,9 +289,10 @@ type Sink func(list []isolation.CallEvent, position string) error
 // one.
 func (k *Keeper) Follow(ctx context.Context, position string, sink Sink) {
 	for ctx.Err() == nil {
-		k.tellLost(position, sink)
-		next, err := k.follow(ctx, position, sink)
-		position = next
+		var err error
+		if k.tellLost(position, sink) { // else nothing can be recorded now
+			position, err = k.follow(ctx, position, sink)
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -403,21 +404,23 @@ func (k *Keeper) takeNote(list []isolation.CallEvent) {
 	}
 }
 
-// tellLost tells of sandboxes that nobody watches any more.
-func (k *Keeper) tellLost(position string, sink Sink) {
+// tellLost tells of sandboxes that nobody watches any more, and reports whether none is left to be told of.
+func (k *Keeper) tellLost(position string, sink Sink) bool {
 	k.mu.Lock()
 	list := k.lost
 	k.lost = nil
 	k.mu.Unlock()
 	if len(list) == 0 {
-		return
+		return true
 	}
 	if err := sink(list, position); err != nil {
 		k.cfg.Log.Error("cannot record that system calls are not observed any more", "err", err)
 		k.mu.Lock()
 		k.lost = append(list, k.lost...)
 		k.mu.Unlock()
+		return false
 	}
+	return true
 }
 
 // Close lets the keeper go on for the next server, or ends it where it watches nothing.

@@ -1,6 +1,7 @@
 package keeper_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"log/slog"
@@ -152,6 +153,48 @@ func TestKeeperEndsWhileASandboxAttaches(t *testing.T) {
 		t.Error("it is lost, and Attach said otherwise")
 	}
 	s.Await(t, "the sandbox that the first had", func(e isolation.CallEvent) bool { return e.Sandbox == twin.member.ID && e.Lost })
+}
+
+// VULNERABILITY: that a sandbox is watched no longer is told while nothing can be recorded, and nobody hears of it.
+// ATTACK: the keeper is killed, recording fails several times, and the next keeper has nothing to tell.
+// VERIFIES: it is told again, until it is recorded. TWIN: TestKeeperEndsWhileASandboxAttaches, where that succeeds at once.
+func TestLossIsToldUntilItIsRecorded(t *testing.T) {
+	k, dir := open(t)
+	x := newKernel(t)
+	if err := k.Attach(t.Context(), x.member); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(conformance.KeeperPID(t, dir), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Attach(t.Context(), newKernel(t).member); err != nil { // starts the next one
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	told, done := make(chan string, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		refused := 0
+		k.Follow(ctx, "", func(list []isolation.CallEvent, _ string) error {
+			if refused++; refused <= 5 {
+				return errors.New("the disk is full")
+			}
+			for _, e := range list {
+				if e.Lost {
+					select {
+					case told <- e.Sandbox:
+					default:
+					}
+				}
+			}
+			return nil
+		})
+	}()
+	if got := testenv.Receive(t, "the loss is told", told); got != x.member.ID {
+		t.Errorf("%s is told of, not %s", got, x.member.ID)
+	}
+	cancel()
+	testenv.Receive(t, "following ends", done)
 }
 
 // VULNERABILITY: between two keepers a sandbox is watched by none, and nobody knows.

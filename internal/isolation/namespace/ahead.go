@@ -12,7 +12,8 @@ import (
 )
 
 // A cell that waits may have its runtime started already, as far as to the runtime's gate: what the last start was given is
-// what the next one is most likely to be given. It fits that start alone, so that another cell waits beside it as ever.
+// what the next one is most likely to be given. It fits that start alone, so that another cell waits beside it as ever. Of
+// processors only the number is asked for: a start takes those that the runtime was started on.
 
 // ahead is what a runtime is started with before anybody has asked for it.
 type ahead struct {
@@ -37,7 +38,7 @@ func (a *ahead) same(other *ahead) bool {
 	x, y := a.runtime, other.runtime
 	return x.Program == y.Program && x.Device == y.Device && x.Gate == y.Gate && x.Reach == y.Reach && slices.Equal(x.Args, y.Args) &&
 		slices.Equal(x.Capabilities, y.Capabilities) && maps.EqualFunc(x.Files, y.Files, bytes.Equal) &&
-		slices.Equal(a.cpus, other.cpus) && slices.Equal(a.limits, other.limits)
+		len(a.cpus) == len(other.cpus) && slices.Equal(a.limits, other.limits)
 }
 
 // startAhead has a waiting guest start a runtime.
@@ -46,12 +47,7 @@ func (b *Backend) startAhead(g *guest, a *ahead) error {
 	defer cancel()
 	build := &builder{spec: isolation.Spec{Runtime: &a.runtime}, first: g.first, userNS: g.userNS}
 	defer build.close()
-	build.launch = guestwire.Launch{
-		Rlimits: a.limits, Walls: guestwire.Walls{CPUs: a.cpus},
-		Runtime: &guestwire.Runtime{
-			Args: a.runtime.Args, Reach: a.runtime.Reach, Gate: a.runtime.Gate, Files: a.runtime.Files, Capabilities: a.runtime.Capabilities,
-		},
-	}
+	build.launch = guestwire.Launch{Rlimits: a.limits, Walls: guestwire.Walls{CPUs: a.cpus}, Runtime: said(&a.runtime)}
 	if err := build.begin(g); err != nil {
 		return err
 	}

@@ -3,6 +3,9 @@ package namespace
 import (
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation"
 )
 
@@ -81,7 +84,7 @@ func TestSameRuntime(t *testing.T) {
 		return a
 	}
 	one := plan(func(*ahead) {})
-	if !one.same(plan(func(*ahead) {})) || one.same(nil) || (*ahead)(nil).same(one) {
+	if !one.same(plan(func(*ahead) {})) || !one.same(plan(func(a *ahead) { a.cpus = []int{2, 3} })) || one.same(nil) || (*ahead)(nil).same(one) {
 		t.Error("equal ones differ, or one equals none")
 	}
 	for what, change := range map[string]func(*ahead){
@@ -93,6 +96,8 @@ func TestSameRuntime(t *testing.T) {
 		"capabilities": func(a *ahead) { a.runtime.Capabilities = []uint8{1, 2} },
 		"files":        func(a *ahead) { a.runtime.Files = map[string][]byte{"/f": []byte("y")} },
 		"processors":   func(a *ahead) { a.cpus = []int{0} },
+		"all of them":  func(a *ahead) { a.cpus = nil },
+		"limits":       func(a *ahead) { a.limits = []guestwire.Rlimit{{Resource: unix.RLIMIT_NOFILE, Max: 1}} },
 	} {
 		if one.same(plan(change)) {
 			t.Errorf("another %s makes no difference", what)

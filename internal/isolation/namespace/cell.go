@@ -85,7 +85,7 @@ const programAttr = mount.ReadOnly | mount.NoSuid | mount.NoDev
 // runtime adds what a cell needs to a launch.
 func (b *builder) runtime(inside string, g *guest) error {
 	r := b.spec.Runtime
-	out := &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Gate: r.Gate, Files: r.Files, Capabilities: r.Capabilities, Trace: r.Trace}
+	out := said(r)
 	b.launch.Runtime = out
 	b.launch.Bounds = &guestwire.Bounds{MemoryBytes: r.Inside.MemoryBytes, Pids: r.Inside.Pids}
 	var err error
@@ -104,6 +104,11 @@ func (b *builder) runtime(inside string, g *guest) error {
 		return nil // it has the rest
 	}
 	return b.begin(g)
+}
+
+// said is what a launch says of a runtime, but for what is passed along.
+func said(r *isolation.Runtime) *guestwire.Runtime {
+	return &guestwire.Runtime{Args: r.Args, Reach: r.Reach, Gate: r.Gate, Files: r.Files, Capabilities: r.Capabilities, Trace: r.Trace}
 }
 
 // begin adds what a runtime is started with.

@@ -85,6 +85,9 @@ func (b *Backend) startIn(ctx context.Context, s isolation.Spec, wall wallPlan, 
 	if err != nil {
 		return nil, false, err
 	}
+	if g.ahead != nil {
+		cpus, wall.walls.CPUs = g.ahead.cpus, g.ahead.cpus
+	}
 	// From here on every error takes the guest along, and with it its namespaces, mounts, processes
 	// and groups: there is nothing else to undo.
 	// Its record goes last: as long as it lives it must be found.

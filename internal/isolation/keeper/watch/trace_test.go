@@ -173,8 +173,8 @@ func TestTraceGaps(t *testing.T) {
 	lost(4)
 }
 
-// VULNERABILITY: who has taken over a sandbox's kernel lets it fall silent, and nobody knows.
-// ATTACK: the kernel closes its connection, and its sandbox lives on.
+// VULNERABILITY: who has taken over a sandbox's kernel gives up its connection, and nobody knows.
+// ATTACK: the kernel closes it, and its sandbox lives on.
 // VERIFIES: soon it is watched no longer, and that is told of, with what is to be done about it. TWIN: where the sandbox ends
 // with its connection, nothing is.
 func TestSilentKernel(t *testing.T) {
