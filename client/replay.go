@@ -3,6 +3,8 @@ package client
 import (
 	"context"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
 )
@@ -21,7 +23,7 @@ type Replays struct {
 	rpc  casematev1connect.ReplayServiceClient
 }
 
-// answersAtOnce bounds what one request brings, in bytes of the answers' bodies.
+// answersAtOnce bounds what one request brings, in bytes, unless it is one answer's.
 const answersAtOnce = 2 << 20
 
 // SetAnswers gives a sandbox whose network is recorded the answers of a record, in place of those that it had. When it
@@ -30,7 +32,7 @@ func (r *Replays) SetAnswers(ctx context.Context, sandbox string, answers []*Rec
 	for more := false; ; more = true {
 		n, bytes := 0, 0
 		for n < len(answers) && (n == 0 || bytes < answersAtOnce) {
-			bytes += len(answers[n].GetData()) + len(answers[n].GetUrl())
+			bytes += proto.Size(answers[n])
 			n++
 		}
 		_, err := r.rpc.SetAnswers(ctx, &v1.SetAnswersRequest{Sandbox: sandbox, Answers: answers[:n], More: more})

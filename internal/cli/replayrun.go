@@ -181,16 +181,17 @@ func (r *rerun) request(n int, s replay.Segment) *client.CreateRequest {
 			req.Workspaces = append(req.Workspaces, w)
 		}
 	}
-	switch {
-	case was.Network == nil:
+	if was.Network == nil {
 		req.NoNetwork = true
-	case r.network:
-		req.Network = &client.NetworkRules{Rules: was.Network.Rules, Recorded: true}
-		for _, name := range was.Placeholders {
-			env[name] = cmp.Or(r.env[name], standIn)
-		}
-	default:
-		req.Network = &client.NetworkRules{} // one that refuses everything
+		return req
+	}
+	// Without rules it refuses everything; recorded, it has no way to models either.
+	req.Network = &client.NetworkRules{Recorded: true}
+	if r.network {
+		req.Network.Rules = was.Network.Rules
+	}
+	for _, name := range was.Placeholders {
+		env[name] = cmp.Or(r.env[name], standIn)
 	}
 	return req
 }

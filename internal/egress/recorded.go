@@ -34,12 +34,13 @@ func (a *RecordedAnswer) Fits(body []byte) bool {
 	return a.Size == int64(len(body)) && (a.Size == 0 || bundle.HashBody(a.Salt, body) == a.Hash)
 }
 
-// Cost is what it counts for against MaxAnswers.
+// Cost is what it counts for against MaxAnswers: about the memory that it takes, where it is found by its method and URL.
 func (a *RecordedAnswer) Cost() int {
-	n := 256 + len(a.Method) + len(a.URL) + len(a.Data)
+	n := 256 + 2*(len(a.Method)+len(a.URL)) + len(a.Salt) + len(a.Hash) + len(a.Data)
 	for k, list := range a.Header {
+		n += 64 + len(k)
 		for _, v := range list {
-			n += len(k) + len(v)
+			n += 16 + len(v)
 		}
 	}
 	return n

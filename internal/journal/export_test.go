@@ -391,12 +391,14 @@ func TestSoakTamperingShows(t *testing.T) {
 	}
 }
 
-// TestSoakCleanBundlesRaiseNoAlarm exports at many sizes of the log.
+// TestSoakCleanBundlesRaiseNoAlarm exports at many sizes of the log, from a new sandbox now and then: each bundle holds all of
+// one.
 func TestSoakCleanBundlesRaiseNoAlarm(t *testing.T) {
 	l, _ := openSigned(t, t.TempDir())
 	var heads [][]byte
 	for i := range rounds(60, 1000) {
-		told(t, l, "s", 1+i%3)
+		sandbox := fmt.Sprintf("s%d", i/50)
+		told(t, l, sandbox, 1+i%3)
 		head, err := l.Checkpoint()
 		if err != nil {
 			t.Fatal(err)
@@ -404,7 +406,7 @@ func TestSoakCleanBundlesRaiseNoAlarm(t *testing.T) {
 		if heads = append(heads, slices.Clone(head)); len(heads) > 5 {
 			heads = heads[1:]
 		}
-		r := verify(t, export(t, l, "s", heads...), bundle.Options{Key: l.PublicKey(), Heads: heads})
+		r := verify(t, export(t, l, sandbox, heads...), bundle.Options{Key: l.PublicKey(), Heads: heads})
 		if p, bad := r.First(); bad || !r.Anchored.OK {
 			t.Fatalf("round %d: %+v, %+v", i, p, r.Anchored)
 		}

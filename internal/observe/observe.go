@@ -136,9 +136,6 @@ type Method struct {
 	took   [numOutcomes]atomic.Pointer[metrics.Durations] // by outcome; nil: there was none
 }
 
-// Name returns its name.
-func (m *Method) Name() string { return m.name }
-
 // Call is one that is under way. The zero value is one that is counted nowhere. It is not safe for concurrent use.
 type Call struct {
 	m     *Method

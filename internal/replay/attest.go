@@ -46,7 +46,7 @@ func (r *Record) Accept(replays []*Record) (Plan, []Run, error) {
 	}
 	c := r.having(func(id string) bool { return ran[id] })
 	for i, one := range replays {
-		if c.Network = one.recorded(); c.Network != replays[0].recorded() {
+		if c.Network = one.answering(); c.Network != replays[0].answering() {
 			return Plan{}, nil, fmt.Errorf("sandbox %s: it had another network than that of run %s", replays[i].Sandbox, replays[0].Settings.Labels[LabelRun])
 		}
 	}
@@ -101,7 +101,7 @@ func (r *Record) accept(one *Record) (int, error) {
 // follows checks that what was done in a replay is a segment of a plan for r, from its beginning.
 func (r *Record) follows(one *Record, did []Step) error {
 	c := r.having(func(id string) bool { return one.byID[id] != nil })
-	c.Network = one.recorded()
+	c.Network = one.answering()
 	for id := range one.byID {
 		c.Processes = append(c.Processes, id)
 	}
@@ -141,7 +141,7 @@ func (s Settings) differs(t Settings) string {
 		{"directory", s.Dir == t.Dir},
 		{"limits", s.Limits == t.Limits},
 		{"environment", sameSet(s.given(t), t.Env)},
-		{"network", t.Network == nil || !t.Network.Recorded || s.Network != nil && slices.Equal(s.Network.Rules, t.Network.Rules)},
+		{"network", t.sealed(s.Network)},
 		{"workspaces", sameSet(s.Workspaces, t.Workspaces)},
 		{"recording of files", s.Changes() == t.Changes()},
 	} {
@@ -152,8 +152,14 @@ func (s Settings) differs(t Settings) string {
 	return ""
 }
 
-// given names the variables of a sandbox in which t's processes are run again: with stand-ins for placeholders, where it is
-// answered from a record.
+// sealed reports whether a sandbox is one that a replay of a sandbox with network n can be made in: with no network or one that
+// refuses everything, or with the same rules and answers of a record.
+func (s Settings) sealed(n *Network) bool {
+	return s.Network == nil || len(s.Network.Rules) == 0 || s.Network.Recorded && n != nil && slices.Equal(n.Rules, s.Network.Rules)
+}
+
+// given names the variables of a sandbox in which t's processes are run again: with stand-ins for placeholders, where nothing
+// of it leaves.
 func (s Settings) given(t Settings) []string {
 	if t.Network == nil || !t.Network.Recorded {
 		return s.Env

@@ -289,7 +289,8 @@ func TestForgedAnswers(t *testing.T) {
 		{"a request that is not there", online(true), func(w *tape) { asked(w, get("https://api.test/3", "three")) }, "was answered in it"},
 		{"another question", online(true), func(w *tape) { asked(w, forged(post, func(x *exchange) { x.asked = "Question" })) }, "was answered in it"},
 		{"other rules", object{"network": object{"Rules": []string{"allow *"}, "Recorded": true}}, func(w *tape) { asked(w, one, two, post) }, "another network"},
-		{"it may leave", online(false), func(w *tape) { asked(w, one, two, post) }, "could not be run again: it used the network"},
+		{"it may leave", online(false), func(w *tape) { asked(w, one, two, post) }, "another network"},
+		{"it has no answers", object{"network": object{"Recorded": true}}, func(w *tape) { asked(w) }, "could not be run again: it used the network"},
 		{"it left", online(true), func(w *tape) {
 			w.start(ran{id: "a", argv: []string{"fetch"}})
 			w.add("network.opened", "", object{"server": object{"conn": 9, "proto": "tcp", "target": "api.test:443", "dialed": "192.0.2.1:443"}})
@@ -313,6 +314,30 @@ func TestForgedAnswers(t *testing.T) {
 	asked(first, one, two, post)
 	if _, _, err := was.r.Accept([]*Record{first.r, second.r}); err == nil {
 		t.Error("two runs with different networks are taken for a replay")
+	}
+}
+
+// TestReplaysAreSealed: where a process did not use the network, a sandbox that could reach anything, or did, is none of a replay.
+func TestReplaysAreSealed(t *testing.T) {
+	one, quiet := get("https://api.test/1", "one"), recorded(t, online(false))
+	quiet.run(ran{id: "a", argv: []string{"fetch"}})
+	for _, tt := range []struct {
+		name     string
+		settings object
+		asks     []exchange
+		want     string
+	}{
+		{"no network", nil, nil, ""},
+		{"one that refuses everything", object{"network": object{"Recorded": true}}, nil, ""},
+		{"the recorded one, from the record", online(true), nil, ""},
+		{"the recorded one", online(false), nil, "another network"},
+		{"it reached the way to models", object{"network": object{}}, []exchange{one}, "api.test:443 was reached from it"},
+	} {
+		w := again(t, "web", 1, tt.settings)
+		asked(w, tt.asks...)
+		if _, _, err := quiet.r.Accept([]*Record{w.r}); tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
 	}
 }
 

@@ -41,7 +41,8 @@ type NetworkBeyond struct {
 
 // ExplainNetwork says what the rules of a sandbox answer to a URL, or HOST[:PORT], and why. It looks a name up
 // where the rules allow that, and judges each of its addresses, as the gateway does; and it says what the gateway puts
-// on requests, and what it answers itself. It returns the network, too.
+// on requests, and what it answers itself. For a sandbox of which nothing leaves, no name is looked up. It returns the network,
+// too.
 func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, method string) ([]NetworkAnswer, Network, error) {
 	_, s, err := m.networked(ctx, p, ref)
 	if err != nil {
@@ -55,6 +56,10 @@ func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, 
 	if err != nil {
 		return nil, Network{}, err
 	}
+	set := rules.NewSet(list)
+	if s.Spec.Network.Recorded {
+		return []NetworkAnswer{fromRecord(set, q)}, *s.Spec.Network, nil
+	}
 	beyond := NetworkBeyond{}
 	if m.cfg.Beyond != nil && q.Name != "" && q.Proto == rules.TCP {
 		beyond = m.cfg.Beyond(ctx, s, q.Name, q.Port)
@@ -63,13 +68,25 @@ func (m *Manager) ExplainNetwork(ctx context.Context, p Principal, ref, target, 
 		v := rules.Verdict{Allow: true, Inspect: true, Code: rules.Allowed, Reason: beyond.Answered}
 		return []NetworkAnswer{{aboutGateway, v}}, *s.Spec.Network, nil
 	}
-	answers := m.explain(ctx, rules.NewSet(list), q, m.proxyFor(s.Spec.Network, q))
+	answers := m.explain(ctx, set, q, m.proxyFor(s.Spec.Network, q))
 	if NetworkAllowed(answers) {
 		for _, text := range beyond.Puts {
 			answers = append(answers, NetworkAnswer{aboutSecret, rules.Verdict{Allow: true, Inspect: true, Code: rules.Allowed, Reason: text}})
 		}
 	}
 	return answers, *s.Spec.Network, nil
+}
+
+// fromRecord answers for a sandbox that is answered from a record.
+func fromRecord(set *rules.Set, q rules.Query) NetworkAnswer {
+	v := set.Decide(q)
+	switch {
+	case v.Allow && q.Proto == rules.UDP:
+		v = rules.Verdict{Code: rules.NotRecorded, Reason: "nothing leaves this sandbox, and a record holds no answers by UDP"}
+	case v.Allow:
+		v.Inspect, v.Reason = true, "nothing leaves this sandbox: the record answers what stands in it, and all else is refused"
+	}
+	return NetworkAnswer{aboutGateway, v}
 }
 
 // proxyFor returns the proxy that a sandbox's connections leave through: its own, or the host's; nil: none.

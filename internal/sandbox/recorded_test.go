@@ -1,6 +1,10 @@
 package sandbox
 
 import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
 	"testing"
 
 	"casemate.dev/internal/errs"
@@ -53,5 +57,35 @@ func TestRecordedNetwork(t *testing.T) {
 	}
 	if err := s.SetTemplateNetwork(t.Context(), admin, "host", &recorded); !errs.Is(err, errs.InvalidArgument) {
 		t.Errorf("a template's default: %v", err)
+	}
+}
+
+// TestRecordedNetworkIsExplainedWithoutLookingUp: who asks what a sandbox of which nothing leaves may reach has no name looked up.
+// Twin: of one that may leave it is.
+func TestRecordedNetworkIsExplainedWithoutLookingUp(t *testing.T) {
+	w := newWorld(t)
+	var asked atomic.Int64
+	w.shape = func(c *Config) {
+		c.Gateway = &fakeGateway{}
+		c.Resolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+			asked.Add(1)
+			return nil, errors.New("no name server")
+		}}
+	}
+	s := w.serve()
+	rules := []NetworkRule{"allow example.com", "allow udp://example.com:53"}
+	a := s.create(alice, Spec{Network: &Network{Rules: rules, Recorded: true}})
+	open := s.create(alice, Spec{Network: &Network{Rules: rules}})
+	for target, allowed := range map[string]bool{"https://example.com/": true, "https://other.example.com/": false, "udp://example.com:53": false} {
+		answers, _, err := s.ExplainNetwork(t.Context(), alice, a.ID, target, "")
+		if err != nil || NetworkAllowed(answers) != allowed {
+			t.Errorf("%s: %+v, %v", target, answers, err)
+		}
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("a name server was asked %d times", n)
+	}
+	if _, _, err := s.ExplainNetwork(t.Context(), alice, open.ID, "https://example.com/", ""); err != nil || asked.Load() == 0 {
+		t.Errorf("the twin: asked %d times, %v", asked.Load(), err)
 	}
 }

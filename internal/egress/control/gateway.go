@@ -442,6 +442,9 @@ func (g *Gateway) call(r Request, f *os.File) (*Reply, error) { return g.callWit
 
 func (g *Gateway) callWithin(limit time.Duration, r Request, f *os.File) (*Reply, error) {
 	reply, err := exchange(g.conn, r, f, time.Now().Add(limit))
+	if errs.Is(err, errs.InvalidArgument) {
+		return nil, err // it was too long, and nothing was sent
+	}
 	if err != nil {
 		g.renew()
 		return nil, errs.Wrap(err, errs.Unavailable, "the gateway does not answer")

@@ -47,6 +47,33 @@ func TestLateAnswer(t *testing.T) {
 	g.disconnect()
 }
 
+// TestTooLongACall: what is too long for a message is the caller's to know, and not sent; the connection stays.
+func TestTooLongACall(t *testing.T) {
+	g := New(Config{RunDir: t.TempDir()})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: g.spec(0).Socket(), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		if c, err := l.AcceptUnix(); err == nil {
+			answer(c, nil, nil, nil)
+		}
+	}()
+	if g.conn, err = g.dial(); err != nil {
+		t.Fatal(err)
+	}
+	defer g.disconnect()
+	g.sandboxes["one"] = egress.Member{ID: "one"}
+	long := []egress.RecordedAnswer{{Data: make([]byte, maxMessage)}}
+	if err := g.SetAnswers(t.Context(), "one", long, false); !errs.Is(err, errs.InvalidArgument) {
+		t.Errorf("answers that are too long: %v", err)
+	}
+	if u, err := g.Usage(t.Context(), "one"); err != nil || u.Sent != 7 { // nobody takes another connection
+		t.Errorf("the next call: %+v, %v", u, err)
+	}
+}
+
 // answer answers the calls of one connection: what was refused only when late is closed, and then says so.
 func answer(c *net.UnixConn, asked chan<- struct{}, late <-chan struct{}, given chan<- struct{}) {
 	defer func() { _ = c.Close() }()

@@ -45,6 +45,7 @@ type Gateway struct {
 	began     time.Time
 	nextConn  atomic.Uint64
 	stats     stats
+	answers   atomic.Int64                 // the cost of what sandboxes are answered from records
 	proxy     atomic.Pointer[proxy.Client] // through which connections leave; nil: directly
 	events    *events
 	stop      chan struct{}

@@ -3,21 +3,28 @@ package gateway
 import (
 	"net/url"
 	"sync"
+	"sync/atomic"
 
 	"casemate.dev/internal/egress"
 	"casemate.dev/internal/egress/rules"
 	"casemate.dev/internal/errs"
 )
 
+// maxAnswersAll bounds what is held of answers for all sandboxes together: nobody takes the gateway from the others so.
+const maxAnswersAll = 4 * egress.MaxAnswers
+
 // recorded is what a sandbox of which nothing leaves is answered: what stands in a record. It takes the place of the way out
 // alone; packets, connections, TLS, HTTP and the rules are as ever.
 type recorded struct {
+	all *atomic.Int64 // the cost of those of all sandboxes
+
 	// mu guards the fields below.
 	mu      sync.Mutex
 	asked   map[string][]*recordedAnswer // by method and URL, in the order of the record
 	targets map[egress.Target]bool
 	names   map[string]bool
-	cost    int
+	cost    int64
+	closed  bool
 }
 
 type recordedAnswer struct {
@@ -26,24 +33,39 @@ type recordedAnswer struct {
 }
 
 // newRecorded returns the answers of a sandbox that asks a record, with none in it; nil for any other sandbox.
-func newRecorded(p egress.Policy) *recorded {
+func newRecorded(p egress.Policy, all *atomic.Int64) *recorded {
 	if !p.Recorded {
 		return nil
 	}
-	r := &recorded{}
+	r := &recorded{all: all}
 	r.reset()
 	return r
 }
 
 func (r *recorded) reset() {
+	r.all.Add(-r.cost)
 	r.asked, r.targets, r.names, r.cost = map[string][]*recordedAnswer{}, map[egress.Target]bool{}, map[string]bool{}, 0
 }
 
+// close lets go of all answers, for good.
+func (r *recorded) close() {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reset()
+	r.closed = true
+}
+
 // take puts answers in the place of those that are there, or with more behind them. On error there are none. Kinds:
-// InvalidArgument, ResourceExhausted.
+// NotFound, InvalidArgument, ResourceExhausted.
 func (r *recorded) take(list []egress.RecordedAnswer, more bool) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return errs.New(errs.NotFound, "the sandbox has no network any more")
+	}
 	if !more {
 		r.reset()
 	}
@@ -58,7 +80,12 @@ func (r *recorded) take(list []egress.RecordedAnswer, more bool) (err error) {
 		if err != nil {
 			return err
 		}
-		if r.cost += a.Cost(); r.cost > egress.MaxAnswers {
+		n := int64(a.Cost())
+		r.cost += n
+		if r.all.Add(n) > maxAnswersAll {
+			return errs.New(errs.ResourceExhausted, "the gateway holds %d MiB of recorded answers for all sandboxes; try again when other replays are through", maxAnswersAll>>20)
+		}
+		if r.cost > egress.MaxAnswers {
 			return errs.New(errs.ResourceExhausted, "the answers are longer than the %d MiB that a sandbox can be given of a record at once", egress.MaxAnswers>>20)
 		}
 		key := a.Method + " " + a.URL
@@ -90,21 +117,20 @@ func (r *recorded) answer(method, target string, body []byte) (*egress.RecordedA
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.asked[method+" "+target]
-	fits := 0
-	for _, a := range list {
-		if !a.Fits(body) {
-			continue
-		}
-		if fits++; !a.given {
+	shown := method + " " + withoutQuery(target)
+	for _, given := range []bool{false, true} {
+		for _, a := range list {
+			if a.given != given || !a.Fits(body) {
+				continue
+			}
+			if given {
+				return nil, shown + " is asked for once more than it is in the record"
+			}
 			a.given = true
 			return &a.RecordedAnswer, ""
 		}
 	}
-	shown := method + " " + withoutQuery(target)
-	switch {
-	case fits > 0:
-		return nil, shown + " is asked for once more than it is in the record"
-	case len(list) > 0:
+	if len(list) > 0 {
 		return nil, shown + " is in the record with another body"
 	}
 	return nil, shown + " is not in the record"

@@ -98,7 +98,7 @@ const maxLookups = 64
 func (g *Gateway) newSandbox(id string, tap *os.File, p egress.Policy) (*sandbox, error) {
 	s := &sandbox{
 		id: id, gw: g, names: newNames(), conns: map[uint64]*conn{}, flows: map[udpKey]*conn{},
-		lookups: make(chan struct{}, maxLookups), out: newMeter(), in: newMeter(), quota: newQuota(), recorded: newRecorded(p),
+		lookups: make(chan struct{}, maxLookups), out: newMeter(), in: newMeter(), quota: newQuota(), recorded: newRecorded(p, &g.answers),
 	}
 	s.setPolicy(p)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -167,6 +167,7 @@ func (s *sandbox) close() {
 	s.dev.Close()
 	s.stack.Destroy()
 	s.wg.Wait()
+	s.recorded.close()
 	s.flush()
 }
 
