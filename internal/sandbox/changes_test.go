@@ -131,6 +131,15 @@ func TestFileHashesAreContent(t *testing.T) {
 		} else if !kept && !errs.Is(err, errs.NotFound) {
 			t.Errorf("%s: %s, %v", level, body.Data, err)
 		}
+		if !kept {
+			continue
+		}
+		if _, err := s.Redact(t.Context(), alice, sb.ID, journal.Redaction{Event: events[at].Seq}); err != nil {
+			t.Fatal(err)
+		}
+		if body, err := s.ReadBody(t.Context(), alice, sb.ID, events[at].Seq, "server.hashes"); !errs.Is(err, errs.NotFound) {
+			t.Errorf("erased, and there: %s, %v", body.Data, err)
+		}
 	}
 	// A summary hashes nothing, and where nothing has a hash there is no body.
 	sum := s.create(alice, Spec{FileChanges: FileChangesSummary})
