@@ -78,11 +78,11 @@ func (r *Record) accept(one *Record) (int, error) {
 	if err != nil || n < 1 || n > Runs {
 		return 0, fmt.Errorf("it does not say which run it is of")
 	}
-	if what := r.Settings.differs(one.Settings); what != "" {
-		return 0, fmt.Errorf("it was made with another %s than the recorded sandbox", what)
-	}
 	if err := r.answered(one); err != nil {
 		return 0, err
+	}
+	if what := r.Settings.differs(one.Settings); what != "" {
+		return 0, fmt.Errorf("it was made with another %s than the recorded sandbox", what)
 	}
 	var did []Step
 	for _, s := range one.steps {

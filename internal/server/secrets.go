@@ -221,13 +221,14 @@ func (s *Server) grants(ctx context.Context, sb sandbox.Sandbox) sandbox.Granted
 }
 
 // placeholders are the variables that stand for secrets in a sandbox, and for the way to models, and the names of the former.
-// One that is answered from a record has none: nothing of it leaves that anything could be put on.
+// One that is answered from a record has none of the former: nothing of it leaves that a secret could be put on. The way to models
+// is named there as elsewhere, and leads nowhere.
 func (s *Server) placeholders(ctx context.Context, sb sandbox.Sandbox) (env map[string]string, names []string) {
-	if n := sb.Spec.Network; n != nil && n.Recorded {
-		return map[string]string{}, nil
-	}
 	sub := s.subject(ctx, sb)
-	env = secret.EnvOf(s.vault.Grants(ctx, sub))
+	env = map[string]string{}
+	if n := sb.Spec.Network; n == nil || !n.Recorded {
+		env = secret.EnvOf(s.vault.Grants(ctx, sub))
+	}
 	names = slices.Collect(maps.Keys(env))
 	for k, v := range secret.RouteEnv(s.vault.RouteGrants(ctx, sub)) {
 		env[k] = v

@@ -209,6 +209,40 @@ print(json.load(urllib.request.urlopen('https://api.test/py'))['n'])"`)
 	p.twinAndForgery(s, bundleOf, left)
 }
 
+// TestReplayHasNoWayToModels: a process that asks a model where it can asks none in a replay, with answers of the record or without,
+// though its sandbox would have a way to one by now. Twin: in a sandbox with the same network it asks.
+func TestReplayHasNoWayToModels(t *testing.T) {
+	p := newPlace(t)
+	requests := p.counter("api.test")
+	const asks = `[ -z "$OPENAI_API_KEY" ] || curl -sS -H "Authorization: Bearer $OPENAI_API_KEY" http://casemate.internal/models/openai/v1/models`
+	create := func() *client.Sandbox {
+		s, err := p.Sandboxes.Create(t.Context(), &client.CreateRequest{Network: &client.NetworkRules{Rules: []string{"allow https://other.test"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := create()
+	p.runs(s, "prc_asks", asks)
+	if _, err := p.Secrets.Set(t.Context(), &client.SetSecretRequest{Name: "models", Class: "model", Value: "a-value-for-tests-0123456789"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Secrets.SetModelRoute(t.Context(), &client.ModelRoute{
+		Provider: "openai", Family: "openai", BaseUrl: "https://api.test/v1", Secret: "models", For: &client.SandboxSelector{All: true},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, network := range []string{"off", "record"} {
+		if _, got := p.replay(s.GetId(), "--network", network); !strings.HasPrefix(got["prc_asks"], "diverged") || requests.Load() != 0 {
+			t.Errorf("--network %s: %s, and %d requests arrive", network, got["prc_asks"], requests.Load())
+		}
+	}
+	p.runs(create(), "prc_asks", asks)
+	if requests.Load() != 1 {
+		t.Errorf("%d requests of the twin arrive", requests.Load())
+	}
+}
+
 // twinAndForgery runs a process again in a sandbox with the recorded network that may leave: it reaches the servers, and no
 // verdict comes of its record, nor of one whose answers are others than the record's.
 func (p *place) twinAndForgery(s *client.Sandbox, bundleOf string, left func() bool) {
