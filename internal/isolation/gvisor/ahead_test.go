@@ -164,12 +164,12 @@ func TestStartedAhead(t *testing.T) {
 	e.full()
 	third := conformance.Spec(t, isolation.Locked)
 	upper, workdir := conformance.Writable(t)
-	third.Root.Workspaces = []rootfs.Workspace{{Source: work, Target: "/work", Upper: upper, Work: workdir}}
+	third.Root.Workspaces = []rootfs.Workspace{{Source: work, Target: "/shared", Upper: upper, Work: workdir}}
 	b := e.start(third)
-	if got := b.run("cat", "/work/note"); got != "work" {
+	if got := b.run("cat", "/shared/note"); got != "work" {
 		t.Errorf("the workspace holds %q", got)
 	}
-	if got := b.run("sh", "-c", "echo new >/work/other && cat /work/other"); got != "new" {
+	if got := b.run("sh", "-c", "echo new >/shared/other && cat /shared/other"); got != "new" {
 		t.Errorf("written to the workspace: %q", got)
 	}
 }
