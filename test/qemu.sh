@@ -2,14 +2,14 @@
 # Runs what needs another kernel set-up than this machine's: Debian 12's own Linux 6.1 with cgroup v2
 # only, in QEMU by software emulation. The machine has an ext4 disk of its own as root, since Linux 6.1 can't idmap
 # overlays or tmpfs, sees this one's /usr and the repository in it read-only, and runs
-# test/qemu-guest.sh: test/qemu.sh [contexts], which leaves out all but code contexts.
+# test/qemu-guest.sh: test/qemu.sh [contexts|gvisor], which leaves out all but code contexts, or all but isolation gvisor.
 set -euo pipefail
 part=${1:-}
 cd "$(dirname "$0")/.."
 source test/qemu-kernel.sh
 
 echo "building"
-make build >/dev/null
+make build runsc >/dev/null
 rm -rf "$cache/tests"
 for p in linux/cgroup linux/landlock linux/probe linux/mount; do
 	CGO_ENABLED=0 go test -c -o "$cache/tests/${p//\//-}.test" "./internal/$p"
