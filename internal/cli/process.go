@@ -254,9 +254,9 @@ func processExit(p *client.Process) (code int, text, hint string) {
 	case "failed":
 		return exitCasemate, "cannot start the process: " + p.GetError(), ""
 	case "sandbox_stopped":
-		return exitCasemate, "the sandbox ended while the process ran", ""
+		return exitCasemate, "the sandbox ended while the process ran", "casemate journal " + p.GetSandbox() + " tells why"
 	case "lost":
-		return exitCasemate, "the process ended and nobody saw how", "casemate journal tells what is known"
+		return exitCasemate, "the process ended and nobody saw how", "casemate journal " + p.GetSandbox() + " tells what is known"
 	}
 	return exitCasemate, fmt.Sprintf("the process's end is unknown (%s)", p.GetEnd()), ""
 }

@@ -495,29 +495,10 @@ func (m *Manager) endContexts(b *box) {
 	}
 }
 
-// runCutShort decides what a broken stream means, as cutShort does for processes.
+// runCutShort returns a run whose stream broke: see broken.
 func (m *Manager) runCutShort(ctx context.Context, r *codeRun, err error) (CodeRun, error) {
-	var sink *sinkError
-	if errors.As(err, &sink) {
-		return r.snapshot(), sink.err
-	}
-	if ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
-		return r.snapshot(), cause(ctx, err)
-	}
-	select {
-	case <-r.c.box.inst.Done():
-	case <-r.ended:
-	default:
-		return r.snapshot(), err
-	}
-	select {
-	case <-r.ended:
-		return r.snapshot(), nil
-	case <-ctx.Done():
-		return r.snapshot(), ctx.Err()
-	case <-m.ctx.Done():
-		return r.snapshot(), shuttingDown()
-	}
+	err = m.broken(ctx, r.c.box, r.ended, err)
+	return r.snapshot(), err
 }
 
 // CodeItems sends what a run said, from an item on, to sink, and returns the run as it is then. With

@@ -104,27 +104,61 @@ func (m *Manager) told(pr *proc, info guestwire.ProcessInfo, h *transcript) Proc
 	return p
 }
 
-// cutShort decides what a broken stream means. Where the sandbox ends, its guest goes away in the
-// middle of things, and the process's end says so: that is an answer, not an error.
+// cutShort returns a process whose stream broke: see broken.
 func (m *Manager) cutShort(ctx context.Context, pr *proc, err error) (Process, error) {
+	err = m.broken(ctx, pr.box, pr.ended, err)
+	return pr.snapshot(), err
+}
+
+// broken decides what it means that a stream of b's guest broke with err before the end of what it tells of. Where the
+// sandbox ends, its guest goes away in the middle of things, and the end that is recorded says so: that is an answer, not an
+// error, and nil is returned once ended is closed.
+func (m *Manager) broken(ctx context.Context, b *box, ended <-chan struct{}, err error) error {
 	var sink *sinkError
 	if errors.As(err, &sink) {
-		return pr.snapshot(), sink.err
+		return sink.err
 	}
 	if ctx.Err() != nil || errs.KindOf(err) != errs.Unavailable {
-		return pr.snapshot(), cause(ctx, err)
+		return cause(ctx, err)
+	}
+	if !m.goes(ctx, b) {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return err
+		}
 	}
 	select {
-	case <-pr.box.inst.Done():
-	default:
-		return pr.snapshot(), err
-	}
-	select {
-	case <-pr.ended:
-		return pr.snapshot(), nil
+	case <-ended:
+		return nil
 	case <-ctx.Done():
-		return pr.snapshot(), ctx.Err()
+		return ctx.Err()
 	case <-m.ctx.Done():
-		return pr.snapshot(), shuttingDown()
+		return shuttingDown()
 	}
+}
+
+// goes reports whether b, to whose guest a connection broke, is on its way out, so that all that ran in it ends. A guest's
+// connections break a moment before the kernel tells that it has ended, so one that answers nothing more is waited for.
+func (m *Manager) goes(ctx context.Context, b *box) bool {
+	switch s := b.snapshot(); {
+	case s.asleep():
+		return s.FilesOnly // else what ran lies in the memory image
+	case s.State != Running:
+		return s.State == Stopping || s.State == Stopped
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Defaults.Connect)
+	defer cancel()
+	if _, err := b.guest.Status(ctx); err == nil {
+		return false // it lives, and nothing but the connection has ended
+	}
+	select {
+	case <-b.inst.Done():
+		s := b.snapshot()
+		return !s.asleep() || s.FilesOnly
+	case <-ctx.Done():
+	case <-m.ctx.Done():
+	}
+	return false
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/testenv"
 )
@@ -329,43 +330,72 @@ func TestExecuteTimesOutAndNamesTheSetting(t *testing.T) {
 	}
 }
 
+// TestSandboxThatEndsTellsItsFollowers: the connections of those who follow break before anybody knows that the guest has
+// ended, and still they get the process's end, not an error.
 func TestSandboxThatEndsTellsItsFollowers(t *testing.T) {
-	s := newWorld(t).serve()
-	ctx := t.Context()
-	sb := s.create(alice, Spec{})
-	type outcome struct {
-		p   Process
-		err error
+	for name, end := range map[string]func(s *server, id string) error{
+		"deleted": func(s *server, id string) error {
+			_, err := s.Delete(t.Context(), alice, id)
+			return err
+		},
+		"its guest dies": func(s *server, id string) error {
+			if !s.backend.Host().Kill(id) {
+				return errors.New("no such instance")
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newWorld(t).serve()
+			known := make(chan struct{})
+			s.backend.SetFaults(fake.Faults{DoneHeld: known})
+			sb := s.create(alice, Spec{})
+			results := s.followThrice(sb.ID, "a")
+			time.AfterFunc(50*time.Millisecond, func() { close(known) })
+			if err := end(s, sb.ID); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				if r := testenv.Receive(t, "three calls end", results); r.err != nil || r.p.End != EndSandboxStopped {
+					t.Errorf("%+v, %v", r.p, r.err)
+				}
+			}
+		})
 	}
+}
+
+// outcome is what a call returned.
+type outcome struct {
+	p   Process
+	err error
+}
+
+// followThrice starts a process that does not end, and follows it in each of the three ways.
+func (s *server) followThrice(sandboxID, processID string) <-chan outcome {
+	s.w.t.Helper()
+	ctx := s.w.t.Context()
 	results := make(chan outcome, 3)
 	ready := make(chan struct{})
 	go func() {
-		p, err := s.Run(ctx, alice, sb.ID, ProcessSpec{ID: "a", Argv: []string{"sleep", "60"}}, RunOptions{}, &notifying{gather: &gather{}, started: ready})
+		p, err := s.Run(ctx, alice, sandboxID, ProcessSpec{ID: processID, Argv: []string{"sleep", "60"}}, RunOptions{}, &notifying{gather: &gather{}, started: ready})
 		results <- outcome{p, err}
 	}()
-	testenv.Receive(t, "the process starts", ready)
+	testenv.Receive(s.w.t, "the process starts", ready)
 	go func() {
-		p, err := s.Output(ctx, alice, sb.ID, "a", OutputOptions{Follow: true}, &gather{})
+		p, err := s.Output(ctx, alice, sandboxID, processID, OutputOptions{Follow: true}, &gather{})
 		results <- outcome{p, err}
 	}()
 	go func() {
-		p, err := s.WaitProcess(ctx, alice, sb.ID, "a")
+		p, err := s.WaitProcess(ctx, alice, sandboxID, processID)
 		results <- outcome{p, err}
 	}()
-	testenv.Eventually(t, soon, "three in use", func() bool {
-		b := s.find(sb.ID)
+	testenv.Eventually(s.w.t, soon, "three in use", func() bool {
+		b := s.find(sandboxID)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.inUse == 3
 	})
-	if _, err := s.Delete(ctx, alice, sb.ID); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		if r := testenv.Receive(t, "three calls end", results); r.err != nil || r.p.End != EndSandboxStopped {
-			t.Errorf("%+v, %v", r.p, r.err)
-		}
-	}
+	return results
 }
 
 func TestWaitReturnsWithItsContext(t *testing.T) {

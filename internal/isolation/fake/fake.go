@@ -63,6 +63,9 @@ type Faults struct {
 	// Runtime is what Applied names as the kernel of its own that runs the sandbox. Its guest stands still while the
 	// instance is frozen.
 	Runtime string
+	// DoneHeld, where it is not nil, holds back that an instance's guest has ended, as a kernel does for a while: its
+	// connections are broken by then.
+	DoneHeld <-chan struct{}
 	// FailDestroy makes Destroy return this and do nothing.
 	FailDestroy error
 	// FailCheckpoint makes Checkpoint return this and do nothing.
@@ -159,7 +162,7 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 		return nil, err
 	}
 	m.mu.Lock()
-	m.applied.Runtime = faults.Runtime
+	m.applied.Runtime, m.held = faults.Runtime, faults.DoneHeld
 	m.mu.Unlock()
 	return &instance{machine: m, backend: b}, nil
 }

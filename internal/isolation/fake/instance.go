@@ -66,11 +66,11 @@ func (i *instance) Usage(context.Context) (isolation.Usage, error) { return i.ma
 
 func (i *instance) Update(_ context.Context, l isolation.Limits) error { return i.machine.update(l) }
 
-func (i *instance) Done() <-chan struct{} { return i.machine.done }
+func (i *instance) Done() <-chan struct{} { return i.machine.gone }
 
 func (i *instance) Exit() isolation.Exit { return i.machine.exitNow() }
 
-func (i *instance) Destroy(context.Context) error {
+func (i *instance) Destroy(ctx context.Context) error {
 	i.backend.mu.Lock()
 	fail := i.backend.faults.FailDestroy
 	i.backend.mu.Unlock()
@@ -78,6 +78,11 @@ func (i *instance) Destroy(context.Context) error {
 		return fail
 	}
 	i.machine.die(isolation.Exit{Reason: "destroyed"})
+	select {
+	case <-i.machine.gone:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	i.backend.host.remove(i.ID())
 	return nil
 }

@@ -22,6 +22,8 @@ type machine struct {
 	serial int
 	tree   *tree
 	done   chan struct{}
+	gone   chan struct{}   // closed once its end is told, after done
+	held   <-chan struct{} // as Faults.DoneHeld
 	born   time.Time
 
 	// mu guards the fields below.
@@ -45,7 +47,7 @@ type machine struct {
 
 func newMachine(s isolation.Spec, serial int, a isolation.Applied) *machine {
 	m := &machine{
-		spec: s, serial: serial, applied: a, done: make(chan struct{}), born: time.Now(),
+		spec: s, serial: serial, applied: a, done: make(chan struct{}), gone: make(chan struct{}), born: time.Now(),
 		tree:      newTree(s.Limits.DiskBytes),
 		processes: map[string]*process{}, tasks: map[int]*task{}, nextPID: 2,
 		conns: map[net.Conn]bool{}, ports: map[int]func(net.Conn){},
@@ -97,6 +99,14 @@ func (m *machine) die(e isolation.Exit) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
+	if m.held == nil {
+		close(m.gone)
+		return
+	}
+	go func() {
+		<-m.held
+		close(m.gone)
+	}()
 }
 
 // dial makes a connection as a Unix socket would be, so that half-closing works, and serves the
