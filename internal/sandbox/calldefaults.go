@@ -27,12 +27,7 @@ type callDefaultFacts struct {
 	Calls    *Calls  `json:"calls"` // none: no longer
 }
 
-// callDefaults holds those that an administrator has set, by CallDefault.key.
-func callDefaults() *settingMap[Calls] {
-	return &settingMap[Calls]{name: "calls.defaults", what: "defaults of observed system calls"}
-}
-
-// Keys begin with one of these, and none of them is the beginning of a template's name that is meant.
+// What key returns begins with one of these, and none of them is the beginning of a template's name that is meant.
 const (
 	templateKey = "template "
 	profileKey  = "profile "
@@ -48,7 +43,7 @@ func (d CallDefault) key() string {
 // CallDefaults lists what is observed where a create does not say. The first that fits a sandbox decides; the last one is
 // the server's.
 func (m *Manager) CallDefaults(ctx context.Context) ([]CallDefault, error) {
-	all, err := m.callDefaults.read(ctx, m.db)
+	all, err := m.callDefaults.read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -76,19 +71,7 @@ func (m *Manager) SetCallDefault(ctx context.Context, p Principal, d CallDefault
 	if err := m.checkCallDefault(ctx, p, &d); err != nil {
 		return err
 	}
-	s := m.callDefaults
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	now, err := s.read(ctx, m.db)
-	if err != nil {
-		return err
-	}
-	next := maps.Clone(now)
-	delete(next, d.key())
-	if d.Calls != nil {
-		next[d.key()] = *d.Calls
-	}
-	return s.put(ctx, m.journal, event(journal.CallDefault, p.ID, callDefaultFacts(d)), next)
+	return m.callDefaults.set(ctx, d.key(), d.Calls, event(journal.CallDefault, p.ID, callDefaultFacts(d)))
 }
 
 func (m *Manager) checkCallDefault(ctx context.Context, p Principal, d *CallDefault) error {
@@ -128,7 +111,7 @@ func checkedCalls(c Calls) (Calls, error) {
 // callsByDefault is what is observed of a sandbox whose create does not say. asked is what the create named, of which
 // s.Template may be the template below.
 func (m *Manager) callsByDefault(ctx context.Context, s Spec, asked string) (Calls, error) {
-	all, err := m.callDefaults.read(ctx, m.db)
+	all, err := m.callDefaults.read(ctx)
 	if err != nil {
 		return Calls{}, err
 	}

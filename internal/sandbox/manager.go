@@ -36,10 +36,15 @@ type Manager struct {
 	counted *instruments
 
 	templates templateCache
-	// templateNetworks are the defaults of templates.
+	// templateNetworks are the networks that sandboxes get where their create says nothing of one, by what they start
+	// from. An administrator gives them, so that they may open what only an administrator opens.
 	templateNetworks *settingMap[Network]
-	callDefaults     *settingMap[Calls]
-	// shared are the built templates that every key may start from.
+	// callDefaults are those that an administrator has set, by CallDefault.key.
+	callDefaults *settingMap[Calls]
+	// shared are the owners of the templates that were built here and are everybody's, as those that come with the
+	// server and those that were made of images are, by name. A name is one key's: what a reference leads to must not
+	// depend on who was there first. That is also why only an administrator shares: who names a template that is not
+	// their own takes what lies under that name.
 	shared *settingMap[string]
 	once   onceGroup
 	purge  clock.Timer // set by Recover, and by its own callback
@@ -75,7 +80,9 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, db: cfg.DB, journal: cfg.Journal, clock: cfg.Clock, log: cfg.Log,
 		live: make(map[string]*box), owned: make(map[string]int), counted: newInstruments(cfg),
-		templateNetworks: templateNetworks(), callDefaults: callDefaults(), shared: sharedTemplates(),
+		templateNetworks: newSettingMap[Network](cfg, "network.templates", "networks of templates"),
+		callDefaults:     newSettingMap[Calls](cfg, "calls.defaults", "defaults of observed system calls"),
+		shared:           newSettingMap[string](cfg, "templates.shared", "shared templates"),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m, nil

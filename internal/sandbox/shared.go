@@ -12,17 +12,9 @@ import (
 	"casemate.dev/internal/store"
 )
 
-// sharedTemplates holds the owners of the templates that were built here and are everybody's, as those that come with
-// the server and those that were made of images are, by name. A name is one key's: what a reference leads to must not
-// depend on who was there first. That is also why only an administrator shares: who names a template that is not their
-// own takes what lies under that name.
-func sharedTemplates() *settingMap[string] {
-	return &settingMap[string]{name: "templates.shared", what: "shared templates"}
-}
-
 // SharedTemplates returns the owners of the built templates that every key may start from, by the templates' names.
 func (m *Manager) SharedTemplates(ctx context.Context) (map[string]string, error) {
-	all, err := m.shared.read(ctx, m.db)
+	all, err := m.shared.read(ctx)
 	return maps.Clone(all), err
 }
 
@@ -49,7 +41,7 @@ func (m *Manager) ShareTemplate(ctx context.Context, p Principal, name string, s
 	s := m.shared
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	now, err := s.read(ctx, m.db)
+	now, err := s.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -102,13 +94,12 @@ func (m *Manager) templateOwner(ctx context.Context, p Principal, name string) (
 // putShared records that a template is shared; without an owner, that it is so no longer. Preconditions: the caller holds
 // changing.
 func (m *Manager) putShared(ctx context.Context, actor string, now map[string]string, name, owner string) error {
-	next := maps.Clone(now)
 	facts := sharedFacts{Template: name, Owner: or(owner, now[name]), Shared: owner != ""}
-	delete(next, name)
-	if owner != "" {
-		next[name] = owner
+	by := &owner
+	if owner == "" {
+		by = nil
 	}
-	return m.shared.put(ctx, m.journal, event(journal.TemplateShared, actor, facts), next)
+	return m.shared.setLocked(ctx, name, by, event(journal.TemplateShared, actor, facts))
 }
 
 // TemplateGone ends the sharing of a template of owner's that is deleted: one that is built later under its name is
@@ -117,7 +108,7 @@ func (m *Manager) TemplateGone(ctx context.Context, p Principal, owner, name str
 	s := m.shared
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	now, err := s.read(ctx, m.db)
+	now, err := s.read(ctx)
 	if err != nil || now[name] != owner {
 		return err
 	}
@@ -133,7 +124,7 @@ func templateOf(tag string) string {
 // sharedCommit finds the commit that a reference leads to because its template is shared: by a tag of the template's, or
 // by the whole id. NotFound: there is none.
 func (m *Manager) sharedCommit(ctx context.Context, ref string) (Commit, error) {
-	shared, err := m.shared.read(ctx, m.db)
+	shared, err := m.shared.read(ctx)
 	if err != nil {
 		return Commit{}, err
 	}

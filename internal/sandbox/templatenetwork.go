@@ -2,22 +2,15 @@ package sandbox
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/journal"
 )
 
-// templateNetworks holds the networks that sandboxes get where their create says nothing of one, by what they start
-// from. An administrator gives them, so that they may open what only an administrator opens.
-func templateNetworks() *settingMap[Network] {
-	return &settingMap[Network]{name: "network.templates", what: "networks of templates"}
-}
-
 // TemplateNetwork returns the network that sandboxes of a template get by default; nil: none.
 func (m *Manager) TemplateNetwork(ctx context.Context, template string) (*Network, error) {
-	all, err := m.templateNetworks.read(ctx, m.db)
+	all, err := m.templateNetworks.read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -44,30 +37,20 @@ func (m *Manager) SetTemplateNetwork(ctx context.Context, p Principal, template 
 	if !p.admin() || p.Sandbox != "" {
 		return errs.New(errs.PermissionDenied, "only an administrator may say what a template's sandboxes reach")
 	}
-	if n != nil && n.Recorded {
-		return invalid("a template's default network is none that is answered from a record")
-	}
+	var kept *Network
 	if n != nil {
+		if n.Recorded {
+			return invalid("a template's default network is none that is answered from a record")
+		}
 		if err := m.checkNetwork(p, n); err != nil {
 			return err
 		}
 		if err := m.startsFrom(ctx, p, template); err != nil {
 			return err
 		}
+		kept = &Network{Rules: slices.Clone(n.Rules), Limits: n.Limits}
 	}
-	t := m.templateNetworks
-	t.changing.Lock()
-	defer t.changing.Unlock()
-	now, err := t.read(ctx, m.db)
-	if err != nil {
-		return err
-	}
-	next := maps.Clone(now)
-	delete(next, template)
-	if n != nil {
-		next[template] = Network{Rules: slices.Clone(n.Rules), Limits: n.Limits}
-	}
-	return t.put(ctx, m.journal, event(journal.TemplateNetwork, p.ID, templateNetworkFacts{template, n}), next)
+	return m.templateNetworks.set(ctx, template, kept, event(journal.TemplateNetwork, p.ID, templateNetworkFacts{template, n}))
 }
 
 // networkFor decides which network a create gets: the one it says, or the default of what it names, or of the template
