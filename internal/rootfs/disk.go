@@ -37,8 +37,15 @@ func openDisk(dir string, cfg Config, log *slog.Logger) (disk, error) {
 	var missing []error
 	for _, name := range names {
 		d, err := openMechanism(name, dir, cfg, log)
-		if err == nil {
+		switch {
+		case err == nil:
+			if name == byTmpfs && len(missing) > 0 {
+				log.Warn("what sandboxes write lies in memory: it is lost with this machine, and a server that is restarted does not see it",
+					"remedy", "install btrfs-progs and use a new data directory")
+			}
 			return d, os.WriteFile(mark, []byte(name+"\n"), 0o600)
+		case errs.Is(err, errs.InvalidArgument): // what was asked for can't be had, and nothing else is what was asked for
+			return nil, err
 		}
 		log.Info("disk limit not available", "mechanism", name, "reason", err)
 		missing = append(missing, fmt.Errorf("%s: %w", name, err))

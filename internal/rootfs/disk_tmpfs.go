@@ -57,6 +57,24 @@ func (d tmpfsDisk) moved(string, string) {}
 // files is one level below the layer's directory: what has a mount on it can't be renamed.
 func (d tmpfsDisk) files(path string) string { return path + "/m" }
 
+// seen returns an error where a layer's file system is not mounted here. It was mounted by a server that has ended, in a mount
+// namespace that went with it, and its sandbox alone still holds it: what lies at its place here is an empty directory, which
+// must not be taken for the sandbox's files.
+func (d tmpfsDisk) seen(path string) error {
+	var files, above syscall.Stat_t
+	if err := syscall.Stat(d.files(path), &files); err != nil {
+		return err
+	}
+	if err := syscall.Stat(path, &above); err != nil {
+		return err
+	}
+	if files.Dev == above.Dev {
+		return errs.New(errs.FailedPrecondition, "the sandbox's files lie in memory, where the server sees them no more since it was restarted").
+			WithHint("the sandbox goes on: casemate cp copies out of it; to keep files on disk, install btrfs-progs and use a new data directory")
+	}
+	return nil
+}
+
 func (d tmpfsDisk) create(path string) (*layer, error) {
 	if err := os.MkdirAll(d.files(path), 0o700); err != nil {
 		return nil, err
@@ -100,6 +118,9 @@ func (d tmpfsDisk) remove(path string) error {
 }
 
 func (d tmpfsDisk) used(path string) (int64, error) {
+	if err := d.seen(path); err != nil {
+		return 0, err
+	}
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(d.files(path), &st); err != nil {
 		return 0, err
@@ -108,6 +129,9 @@ func (d tmpfsDisk) used(path string) (int64, error) {
 }
 
 func (d tmpfsDisk) lend(path string) (func() error, error) {
+	if err := d.seen(path); err != nil {
+		return nil, err
+	}
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(d.files(path), &st); err != nil {
 		return nil, err
@@ -119,13 +143,16 @@ func (d tmpfsDisk) lend(path string) (func() error, error) {
 // keep copies the files of a live layer, or of one that was grown, which has no file system of its own.
 func (d tmpfsDisk) keep(ctx context.Context, path, dst string, fixed func()) (int64, error) {
 	if filepath.Dir(path) == filepath.Join(d.dir, "live") {
+		if err := d.seen(path); err != nil {
+			return 0, err
+		}
 		path = d.files(path)
 	}
 	return d.copies.keep(ctx, path, dst, fixed)
 }
 
 func (d tmpfsDisk) snapshot(path string) (string, func() error, error) {
-	return path, func() error { return nil }, nil
+	return path, func() error { return nil }, d.seen(path)
 }
 
 // close leaves mounts to the end of the server's mount namespace: a restarted store in the same one,

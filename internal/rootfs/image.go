@@ -85,16 +85,20 @@ func imageSize(dir string, size int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if size == 0 {
+	asked := size != 0
+	if !asked {
 		size = min(free/4, maxImage)
 	}
 	size &^= 1<<20 - 1
 	switch {
+	case asked && size < minImage:
+		return 0, errs.New(errs.InvalidArgument, "a store of %d MB is too small", size>>20).WithHint("--store-size takes 512m or more")
+	case asked && size > free:
+		return 0, errs.New(errs.InvalidArgument, "a store of %d MB does not fit into the %d MB that are free in the data directory", size>>20, free>>20).
+			WithHint("choose a smaller --store-size, or a --data-dir with more room")
 	case size < minImage:
 		return 0, errs.New(errs.ResourceExhausted, "the store's image needs %d MB free in the data directory, and there are %d",
 			4*minImage>>20, free>>20)
-	case size > free:
-		return 0, errs.New(errs.ResourceExhausted, "the store's image of %d MB does not fit into %d MB", size>>20, free>>20)
 	}
 	return size, nil
 }

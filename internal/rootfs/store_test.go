@@ -365,6 +365,53 @@ func TestInodesAreLimitedOnTmpfs(t *testing.T) {
 	}
 }
 
+// TestFilesInMemoryOfAnEarlierServer: what a server mounted in its own namespace goes out of sight with it, while a sandbox
+// goes on. What lies at the place then is nobody's files, and is not kept as a sandbox's.
+func TestFilesInMemoryOfAnEarlierServer(t *testing.T) {
+	if light(t) != byTmpfs {
+		return // other mechanisms keep files on disk
+	}
+	s := open(t, Config{Mechanism: byTmpfs})
+	box, p := plan(t, s, Request{})
+	if err := write(t, p.Upper+"/precious", 100); err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]func() error{
+		"commit": func() error {
+			_, err := s.Commit(t.Context(), box, p, still, still)
+			return err
+		},
+		"changes": func() error {
+			_, err := s.Changes(t.Context(), box, p, "")
+			return err
+		},
+		"used": func() error {
+			_, err := s.Used(box)
+			return err
+		},
+		"lend": func() error {
+			back, err := s.Lend(box)
+			if err == nil {
+				err = back()
+			}
+			return err
+		},
+	}
+	for name, call := range calls {
+		if err := call(); err != nil {
+			t.Errorf("%s while the files are in sight: %v", name, err)
+		}
+	}
+	if err := unmount(s.disk.files(s.live(box))); err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range calls {
+		if err := call(); !errs.Is(err, errs.FailedPrecondition) {
+			t.Errorf("%s of files that are out of sight: %v", name, err)
+		}
+	}
+}
+
 func TestStoreKeepsItsMechanism(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(t.Context(), Config{DataDir: dir, Mechanism: light(t)})
@@ -375,11 +422,14 @@ func TestStoreKeepsItsMechanism(t *testing.T) {
 	if _, err := Open(t.Context(), Config{DataDir: dir, Mechanism: byProject}); !errs.Is(err, errs.FailedPrecondition) {
 		t.Errorf("another mechanism: %v", err)
 	}
-	if _, err := Open(t.Context(), Config{DataDir: t.TempDir(), Mechanism: "magic"}); !errs.Is(err, errs.Unsupported) {
+	if _, err := Open(t.Context(), Config{DataDir: t.TempDir(), Mechanism: "magic"}); !errs.Is(err, errs.InvalidArgument) {
 		t.Errorf("unknown mechanism: %v", err)
 	}
-	if _, err := Open(t.Context(), Config{DataDir: t.TempDir(), Mechanism: byBtrfs, ImageBytes: 1 << 60}); err == nil {
-		t.Error("an image larger than the disk")
+	// A size that can't be had is refused. Who asked for one on the disk must not get files in memory instead, for good.
+	for _, size := range []int64{1, minImage - 1<<20, 1 << 60} {
+		if _, err := Open(t.Context(), Config{DataDir: t.TempDir(), ImageBytes: size}); !errs.Is(err, errs.InvalidArgument) {
+			t.Errorf("an image of %d bytes: %v", size, err)
+		}
 	}
 	if got := open(t, Config{DataDir: dir}).Mechanism(); got != light(t) {
 		t.Errorf("reopened with %s", got)
