@@ -128,7 +128,7 @@ func (a *app) askTemporary(ctx context.Context) (host *client.Host, err error) {
 		close(exited)
 	}()
 	defer func() { stop(); <-exited }()
-	if err := awaitServer(ctx, socket, exited); err != nil {
+	if err := awaitServer(ctx, socket, exited, func() {}); err != nil {
 		stop()
 		<-exited
 		if said := lastWords(strings.Split(log.String(), "\n")); said != nil {

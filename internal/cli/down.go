@@ -57,6 +57,9 @@ func (a *app) down(ctx context.Context, runDir string, sandboxes bool) error {
 	}
 	pid, err := listenerPID(ctx, socket)
 	if err != nil {
+		if a.json {
+			return a.printJSON(map[string]any{})
+		}
 		a.note("no server is up in %s", runDir)
 		return nil
 	}
@@ -74,6 +77,9 @@ func (a *app) down(ctx context.Context, runDir string, sandboxes bool) error {
 	}
 	if err := awaitExit(ctx, p); err != nil {
 		return err
+	}
+	if a.json {
+		return a.printJSON(map[string]any{"pid": pid, "sandboxes_left": left})
 	}
 	fmt.Fprintln(a.stdout, "casemate is down")
 	if left > 0 {
@@ -140,15 +146,10 @@ func (a *app) endSandboxes(ctx context.Context, socket string, end bool) (int, e
 func awaitExit(ctx context.Context, p *os.Process) error {
 	ctx, stop := context.WithTimeout(ctx, stopTimeout)
 	defer stop()
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for p.Signal(syscall.Signal(0)) == nil {
-		select {
-		case <-ctx.Done():
-			return errs.New(errs.DeadlineExceeded, "cannot stop the server: process %d still runs", p.Pid).
-				WithHint("kill -9 %d ends it; sandboxes survive that", p.Pid)
-		case <-tick.C:
-		}
+	err := poll(ctx, func() {}, func() (bool, error) { return p.Signal(syscall.Signal(0)) != nil, nil })
+	if err != nil {
+		return errs.New(errs.DeadlineExceeded, "cannot stop the server: process %d still runs", p.Pid).
+			WithHint("kill -9 %d ends it; sandboxes survive that", p.Pid)
 	}
 	return nil
 }

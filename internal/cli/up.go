@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -29,8 +31,12 @@ const (
 	startTimeout = 3 * time.Minute
 	// endGrace is how long a server that did not start may take to end: more than it gives open calls.
 	endGrace = 15 * time.Second
-	// pollEvery is how often up asks whether the server answers.
+	// pollEvery is how often up and down ask whether it is so far.
 	pollEvery = 20 * time.Millisecond
+	// tellEvery is how often up tells a person what the server is doing meanwhile; most starts are over before.
+	tellEvery = time.Second
+	// upLock is held, in the run directory, by the one who starts a server there.
+	upLock = "up.lock"
 )
 
 func (a *app) upCmd() *cobra.Command {
@@ -38,8 +44,9 @@ func (a *app) upCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up [flags]",
 		Short: "Start a server in the background, unless one is up",
-		Long: `Start a server in the background and return when it answers. When one with the same run directory is up
-already, tell so and do nothing. Needs root.
+		Long: `Start a server in the background and return when it answers; at a terminal, what it is doing shows while that
+takes long, as where many sandboxes of an earlier server are adopted. When one with the same run directory
+is up already, tell so and do nothing. Needs root.
 
 The flags are those of "casemate serve". The log is casemate.log in the run directory.
 
@@ -90,13 +97,22 @@ func (a *app) up(ctx context.Context, cfg server.Config, args []string) error {
 	if err := os.MkdirAll(cfg.RunDir, 0o711); err != nil {
 		return cannot(err, "start a server")
 	}
+	w := &startWatch{progress: a.newProgress(), log: filepath.Join(cfg.RunDir, logFile)}
+	unlock, err := lockUp(ctx, cfg.RunDir, w.tell)
+	w.done()
+	if err != nil {
+		return cannot(err, "start a server")
+	}
+	defer unlock()
+	if answers(ctx, cfg.UnixSocket) { // somebody else has started it meanwhile
+		return a.printUp(cfg, true)
+	}
 	log, err := openLog(cfg.RunDir)
 	if err != nil {
 		return cannot(err, "start a server")
 	}
 	defer log.Close()
-	begin, err := log.Seek(0, io.SeekEnd)
-	if err != nil {
+	if w.begin, err = log.Seek(0, io.SeekEnd); err != nil {
 		return cannot(err, "start a server")
 	}
 	self, err := os.Executable()
@@ -120,11 +136,95 @@ func (a *app) up(ctx context.Context, cfg server.Config, args []string) error {
 		_ = child.Wait() // the log tells why
 		close(exited)
 	}()
-	if err := awaitServer(ctx, cfg.UnixSocket, exited); err != nil {
+	err = awaitServer(ctx, cfg.UnixSocket, exited, w.tell)
+	w.done()
+	if err != nil {
 		end(child.Process, exited, endGrace)
-		return a.whyNot(err, filepath.Join(cfg.RunDir, logFile), begin)
+		return a.whyNot(err, w.log, w.begin)
 	}
 	return a.printUp(cfg, false)
+}
+
+// lockUp waits until nobody else starts a server in a run directory: of two that start at once, the second finds the
+// first one's, and does not leave one behind that would begin when that ends.
+func lockUp(ctx context.Context, dir string, meanwhile func()) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, upLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = poll(ctx, meanwhile, func() (bool, error) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return false, nil
+		}
+		return true, os.NewSyscallError("flock", err)
+	})
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil // closing unlocks
+}
+
+// poll asks every pollEvery until ask says yes or fails, and calls meanwhile every tellEvery.
+func poll(ctx context.Context, meanwhile func(), ask func() (bool, error)) error {
+	tick, tell := time.NewTicker(pollEvery), time.NewTicker(tellEvery)
+	defer tick.Stop()
+	defer tell.Stop()
+	for {
+		if ok, err := ask(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tell.C:
+			meanwhile()
+		case <-tick.C:
+		}
+	}
+}
+
+// startWatch shows at a terminal what a server that does not answer yet does, as its log tells; elsewhere nothing.
+type startWatch struct {
+	progress *progress
+	log      string
+	begin    int64 // where this start's lines begin; 0: it is another's, who began before
+	shown    bool
+}
+
+// tell shows the newest line.
+func (w *startWatch) tell() {
+	if !w.progress.tty {
+		return
+	}
+	doing := ""
+	if lines, err := logSince(w.log, w.begin); err == nil {
+		doing = newest(lines)
+	}
+	w.progress.update("starting a server", -1, doing)
+	w.shown = true
+}
+
+// done removes what is shown.
+func (w *startWatch) done() {
+	if w.shown {
+		w.progress.done()
+		w.shown = false
+	}
+}
+
+// newest is the last line of a log that tells of something, without when and how important it is.
+func newest(lines []string) string {
+	for _, l := range slices.Backward(lines) {
+		if _, msg, ok := strings.Cut(l, " msg="); ok {
+			if quoted, err := strconv.QuotedPrefix(msg); err == nil {
+				text, _ := strconv.Unquote(quoted) // it is quoted
+				msg = text + msg[len(quoted):]
+			}
+			return msg
+		}
+	}
+	return ""
 }
 
 // end ends a server that nobody waits for any longer: what is told to have failed does not go on.
@@ -151,26 +251,25 @@ func answers(ctx context.Context, socket string) bool {
 	return err == nil
 }
 
-func awaitServer(ctx context.Context, socket string, exited <-chan struct{}) error {
+// awaitServer waits until a server answers, and calls meanwhile now and then.
+func awaitServer(ctx context.Context, socket string, exited <-chan struct{}, meanwhile func()) error {
 	ctx, stop := context.WithTimeout(ctx, startTimeout)
 	defer stop()
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
+	err := poll(ctx, meanwhile, func() (bool, error) {
 		if answers(ctx, socket) {
-			return nil
+			return true, nil
 		}
 		select {
 		case <-exited:
-			return errs.New(errs.Internal, "cannot start a server: it ended at once")
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return errs.New(errs.Internal, "cannot start a server: it does not answer after %s", startTimeout)
-			}
-			return ctx.Err()
-		case <-tick.C:
+			return false, errs.New(errs.Internal, "cannot start a server: it ended at once")
+		default:
+			return false, nil
 		}
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return errs.New(errs.Internal, "cannot start a server: it does not answer after %s", startTimeout)
 	}
+	return err
 }
 
 // openLog opens the log for appending, and puts a large one aside first.
@@ -187,16 +286,10 @@ func openLog(dir string) (*os.File, error) {
 // whyNot turns the failure of a server in the background into what the server said in its log since
 // begin; where it said nothing of its own, the log's end is shown.
 func (a *app) whyNot(err error, name string, begin int64) error {
-	f, ferr := os.Open(name)
-	if ferr != nil {
+	lines, lerr := logSince(name, begin)
+	if lerr != nil {
 		return err
 	}
-	defer f.Close()
-	raw, ferr := io.ReadAll(io.NewSectionReader(f, begin, 64<<10))
-	if ferr != nil {
-		return err
-	}
-	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
 	if said := lastWords(lines); said != nil {
 		return said
 	}
@@ -206,6 +299,22 @@ func (a *app) whyNot(err error, name string, begin int64) error {
 		}
 	}
 	return err
+}
+
+// logSince returns the last lines of a log, of those from begin on.
+func logSince(name string, begin int64) ([]string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	const most = 64 << 10
+	raw, err := io.ReadAll(io.NewSectionReader(f, max(begin, st.Size()-most), most))
+	return strings.Split(strings.TrimSpace(string(raw)), "\n"), err
 }
 
 // lastWords finds the error and the hints that a server ended with; see report.

@@ -45,6 +45,9 @@ func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
 	if err != nil {
 		return RecoverReport{}, fmt.Errorf("read sandboxes: %w", err)
 	}
+	if len(rows) > 0 {
+		m.log.Info("adopting sandboxes", "count", len(rows))
+	}
 	r := &recovery{}
 	var g errgroup.Group
 	g.SetLimit(adopters)
@@ -67,6 +70,10 @@ func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
 	slices.Sort(report.Adopted)
 	slices.Sort(report.Lost)
 	report.Took = m.clock.Now().Sub(began)
+	if len(rows) > 0 || len(report.Removed) > 0 {
+		m.log.Info("adopted sandboxes", "count", len(report.Adopted), "processes", report.Processes, "lost", len(report.Lost),
+			"leftovers_removed", len(report.Removed), "took", report.Took)
+	}
 	return report, nil
 }
 

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"modernc.org/sqlite"
+
+	"casemate.dev/internal/errs"
 )
 
 // The file names in a data directory.
@@ -60,7 +62,7 @@ type DB struct {
 }
 
 // Open opens the data directory, makes it where it is missing, and brings its schema up to date.
-// FailedPrecondition: another server uses it, or a newer version wrote it.
+// FailedPrecondition: another server uses it, or a newer version wrote it. NotFound: it is to be shared, and is not there.
 func Open(cfg Config) (*DB, error) {
 	if cfg.FlushEvery <= 0 {
 		cfg.FlushEvery = 25 * time.Millisecond
@@ -74,8 +76,8 @@ func Open(cfg Config) (*DB, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make data directory: %w", err)
+	if err := cfg.makeDir(); err != nil {
+		return nil, err
 	}
 	db := &DB{cfg: cfg}
 	if !cfg.Shared {
@@ -89,6 +91,22 @@ func Open(cfg Config) (*DB, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	return db, nil
+}
+
+// makeDir makes the data directory, but for a tool: what it writes where no server has been, none would ever read.
+func (cfg Config) makeDir() error {
+	if !cfg.Shared {
+		if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+			return fmt.Errorf("make data directory: %w", err)
+		}
+		return nil
+	}
+	_, err := os.Stat(filepath.Join(cfg.Dir, fileName))
+	if errors.Is(err, os.ErrNotExist) {
+		return errs.Wrap(err, errs.NotFound, "%s is no server's data directory", cfg.Dir).
+			WithHint("a server makes it at its first start: casemate serve --data-dir")
+	}
+	return err
 }
 
 func (db *DB) open() error {

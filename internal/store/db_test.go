@@ -70,6 +70,19 @@ func TestSharedOpenWorksBesideAServer(t *testing.T) {
 	}
 }
 
+// TestSharedOpenMakesNothing: a mistyped path must not become a directory that no server reads.
+func TestSharedOpenMakesNothing(t *testing.T) {
+	empty := t.TempDir()
+	for _, dir := range []string{empty, filepath.Join(empty, "nowhere")} {
+		if _, err := Open(Config{Dir: dir, Shared: true}); !errs.Is(err, errs.NotFound) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
+		t.Errorf("made %v, %v", left, err)
+	}
+}
+
 func TestOpenRefusesANewerSchema(t *testing.T) {
 	dir := t.TempDir()
 	db, err := Open(Config{Dir: dir})
