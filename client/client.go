@@ -137,7 +137,7 @@ func New(rawURL, key string, opts ...Option) (*Client, error) {
 func (c *conn) open(rawURL string) error {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		return &Error{Kind: InvalidArgument, Message: fmt.Sprintf("server URL %q is malformed", rawURL), Err: err}
+		return badURL(rawURL, err)
 	}
 	dial := c.dial
 	switch {
@@ -148,11 +148,7 @@ func (c *conn) open(rawURL string) error {
 	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
 		c.base = strings.TrimRight(u.Scheme+"://"+u.Host+u.Path, "/")
 	default:
-		return &Error{
-			Kind:    InvalidArgument,
-			Message: fmt.Sprintf("server URL %q has no known form", rawURL),
-			Hint:    "use http://HOST:PORT, https://HOST or unix:///PATH",
-		}
+		return badURL(rawURL, nil)
 	}
 	c.tr = &http.Transport{
 		DialContext:         dial,
@@ -170,6 +166,15 @@ func (c *conn) open(rawURL string) error {
 	}
 	c.http = &http.Client{Transport: authTransport{c, over}}
 	return nil
+}
+
+func badURL(rawURL string, err error) error {
+	return &Error{
+		Kind:    InvalidArgument,
+		Message: fmt.Sprintf("server URL %q has no known form", rawURL),
+		Hint:    "use http://HOST:PORT, https://HOST or unix:///PATH",
+		Err:     err,
+	}
 }
 
 // hostPort returns where to dial for an http or https URL.

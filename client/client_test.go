@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -248,6 +249,33 @@ func TestErrorOfAnAbsentServer(t *testing.T) {
 	var e *Error
 	if !errors.As(err, &e) || e.Kind != Unavailable || !strings.Contains(e.Message, path) || e.Hint == "" {
 		t.Errorf("error %#v", err)
+	}
+}
+
+// TestErrorsOnTheWay: what keeps a request from a server is not always that there is none.
+func TestErrorsOnTheWay(t *testing.T) {
+	untrusted := httptest.NewUnstartedServer(http.NotFoundHandler())
+	untrusted.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of the handshake that fails
+	untrusted.StartTLS()
+	t.Cleanup(untrusted.Close)
+	for _, tt := range []struct {
+		name, url, id string
+		kind          Kind
+		says          string
+	}{
+		{"no text", "unix://" + filepath.Join(t.TempDir(), "none.sock"), "\xff", InvalidArgument, "UTF-8"},
+		{"a certificate of nobody's", untrusted.URL, "x", Unavailable, "casemate ca"},
+	} {
+		c, err := New(tt.url, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		_, err = c.Sandboxes.Get(t.Context(), tt.id)
+		var e *Error
+		if !errors.As(err, &e) || e.Kind != tt.kind || !strings.Contains(e.Message+e.Hint, tt.says) {
+			t.Errorf("%s: %+v", tt.name, err)
+		}
 	}
 }
 

@@ -2,14 +2,17 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"strings"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	v1 "casemate.dev/proto/casemate/v1"
 )
@@ -97,6 +100,8 @@ func (c *conn) transportError(err error) error {
 		return &Error{Kind: Canceled, Message: "the request was canceled", Err: err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Error{Kind: DeadlineExceeded, Message: "the request took too long", Err: err}
+	case errors.Is(err, proto.Error) && strings.Contains(err.Error(), "invalid UTF-8"):
+		return &Error{Kind: InvalidArgument, Message: "a text in the request is no UTF-8", Err: err}
 	}
 	var ce *connect.Error
 	if errors.As(err, &ce) {
@@ -105,7 +110,11 @@ func (c *conn) transportError(err error) error {
 		}
 	}
 	hint := "start one with `casemate up`, or set CASEMATE_URL to one that runs"
-	if errors.Is(err, os.ErrPermission) {
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &untrusted):
+		hint = "a server with an authority of its own tells how to trust it: `casemate ca`, there or over its http:// address"
+	case errors.Is(err, os.ErrPermission):
 		hint = "only root and the server's user may use its socket: become root, or set CASEMATE_URL and CASEMATE_API_KEY"
 	}
 	return &Error{

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"casemate.dev/internal/errs"
 	"casemate.dev/internal/sandbox"
 	v1 "casemate.dev/proto/casemate/v1"
 	"casemate.dev/proto/casemate/v1/casematev1connect"
@@ -95,8 +94,8 @@ func (h *commits) ForkSandbox(ctx context.Context, req *v1.ForkSandboxRequest) (
 	resp := &v1.ForkSandboxResponse{Commit: commitMessage(c)}
 	for _, f := range all {
 		if f.Err != nil {
-			text, _ := errs.PublicText(f.Err)
-			resp.Forks = append(resp.Forks, &v1.Fork{Error: text})
+			p := h.problemOf(ctx, casematev1connect.CommitServiceForkSandboxProcedure, f.Err)
+			resp.Forks = append(resp.Forks, &v1.Fork{Error: p.Message})
 			continue
 		}
 		resp.Forks = append(resp.Forks, &v1.Fork{Sandbox: sandboxMessage(f.Sandbox)})

@@ -249,3 +249,21 @@ func TestUnreadable(t *testing.T) {
 		t.Errorf("twin: no body is no field: %d %s", status, answer)
 	}
 }
+
+// TestUnreadableQuery: what no field can hold is the caller's fault, and the answer says what it is.
+func TestUnreadableQuery(t *testing.T) {
+	h := newHarness(t)
+	for path, says := range map[string]string{
+		"/v1/sandboxes?bogus=1":             `no parameter \"bogus\"`,
+		"/v1/sandboxes?pageSize=1&a.b=1":    `no parameter \"a.b\"`,
+		"/v1/sandboxes/x/processes?bogus=1": `no parameter \"bogus\"`,
+		"/v1/sandboxes?pageSize=many":       "page_size",
+		"/v1/sandboxes?label=%ff":           "UTF-8",
+		"/v1/sandboxes/%ff":                 "UTF-8",
+	} {
+		status, _, answer := h.call("GET", path, "")
+		if status != http.StatusBadRequest || !strings.Contains(answer, `"code":"invalid_argument"`) || !strings.Contains(answer, says) {
+			t.Errorf("%s: %d %s", path, status, answer)
+		}
+	}
+}

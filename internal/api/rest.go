@@ -6,7 +6,10 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/vanguard"
@@ -105,6 +108,10 @@ func (a *API) newREST() (http.Handler, error) {
 			mux.ServeHTTP(w, r)
 			return
 		}
+		if err := readable(r.URL); err != nil {
+			a.writeError(w, r, err)
+			return
+		}
 		if ct := r.Header.Get("Content-Type"); ct == "" || strings.HasPrefix(ct, "application/x-www-form-urlencoded") {
 			r.Header.Set("Content-Type", "application/json") // what curl says of any -d; there are no forms here
 		}
@@ -117,6 +124,15 @@ func (a *API) newREST() (http.Handler, error) {
 		schema.ServeHTTP(rw, r)
 		rw.finish("")
 	}), nil
+}
+
+// readable refuses what no field of a message can hold, which Vanguard (0.4.0) would take for a fault of the server's.
+func readable(u *url.URL) error {
+	query, err := url.QueryUnescape(u.RawQuery)
+	if err == nil && utf8.ValidString(u.Path) && utf8.ValidString(query) {
+		return nil
+	}
+	return errs.New(errs.InvalidArgument, "the path or the query is no UTF-8, or is malformed")
 }
 
 // restJSON is how REST answers are written: every field shows, since a missing "code" for exit code
@@ -239,6 +255,14 @@ func (w *restWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// unknownParameter returns the name in what Vanguard (0.4.0) says of a query's parameter that no field has, which it takes for
+// a fault of the server's.
+func unknownParameter(text string) (string, bool) {
+	_, text, ok := strings.Cut(text, "unknown field in field path ")
+	name, _, _ := strings.Cut(strings.TrimLeft(text, `\"`), `"`) // the text may lie in JSON
+	return strings.TrimRight(name, `\`), ok
+}
+
 // finish writes a text error as JSON, unless that is done. text may be empty.
 func (w *restWriter) finish(text string) {
 	if w.status == 0 {
@@ -249,6 +273,10 @@ func (w *restWriter) finish(text string) {
 	case http.StatusNotFound:
 		kind = errs.NotFound
 	case http.StatusInternalServerError:
+		if name, ok := unknownParameter(text); ok {
+			w.status, text = http.StatusBadRequest, "there is no parameter "+strconv.Quote(name)
+			break
+		}
 		kind, text = errs.Internal, ""
 	}
 	if text == "" {

@@ -24,7 +24,7 @@ type diffView struct {
 func (v *diffView) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.BoolVar(&v.stat, "stat", false, "how many lines changed in which file")
-	f.BoolVar(&v.nameOnly, "name-only", false, "the paths of what changed, and nothing else")
+	f.BoolVar(&v.nameOnly, "name-only", false, "which files changed, without what changed in them")
 	f.StringVar(&v.workspace, "workspace", "", "only the workspace at this path inside")
 	f.BoolVar(&v.root, "root", false, "only the root file system")
 	cmd.MarkFlagsMutuallyExclusive("stat", "name-only")

@@ -67,6 +67,9 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, command []s
 	if err != nil {
 		return err
 	}
+	if f.detach && f.interactive {
+		return usageError("--detach does not stay to pass standard input on, as --interactive asks")
+	}
 	spec, err := f.spec(a, &client.ProcessSpec{Id: f.id, Argv: command, Env: env, Dir: f.dir, User: f.user})
 	if err != nil {
 		return err
@@ -81,7 +84,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, command []s
 	if f.detach {
 		p, err := c.Processes.Start(ctx, sandbox, spec)
 		if err != nil {
-			return cannot(err, "start %s", command[0])
+			return cannot(err, "start %s", quoteArgv(command[:1]))
 		}
 		if a.json {
 			return a.printJSON(p)
@@ -92,7 +95,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, command []s
 	// One short question first: Run itself waits for a server that is being restarted.
 	sb, err := c.Sandboxes.Get(ctx, sandbox)
 	if err != nil {
-		return cannot(err, "run %s", command[0])
+		return cannot(err, "run %s", quoteArgv(command[:1]))
 	}
 	s := &session{app: a, client: c, sandbox: sb.GetId(), flags: f.processFlags, signals: signals}
 	if a.json {
@@ -100,7 +103,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, command []s
 	}
 	p, err := s.run(ctx, spec)
 	if err != nil {
-		return cannot(err, "run %s", command[0])
+		return cannot(err, "run %s", quoteArgv(command[:1]))
 	}
 	return a.exitOf(p)
 }

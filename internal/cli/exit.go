@@ -76,11 +76,7 @@ func reason(err error) (text, hint string) {
 	}
 	var c *client.Error
 	if errors.As(err, &c) {
-		text = c.Message
-		if c.ID != "" {
-			text += " (log entry " + c.ID + ")"
-		}
-		return text, c.Hint
+		return c.Message, c.Hint
 	}
 	switch {
 	case errors.Is(err, context.Canceled):

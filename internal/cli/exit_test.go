@@ -35,8 +35,8 @@ func TestReport(t *testing.T) {
 			"casemate: cannot run x: it took too long\n",
 		},
 		{
-			"logged", cannot(&client.Error{Kind: client.Internal, Message: "internal error", ID: "e1"}, "run x"), 125,
-			"casemate: cannot run x: internal error (log entry e1)\n",
+			"logged", cannot(&client.Error{Kind: client.Internal, Message: "internal error (e1 in the server's log)", ID: "e1"}, "run x"), 125,
+			"casemate: cannot run x: internal error (e1 in the server's log)\n",
 		},
 		{"ours", usageError("x takes %d", 2), 125, "casemate: x takes 2\n"},
 		{"hostile text", errs.New(errs.NotFound, "no \x1b]0;x\x07"), 125, "casemate: no \\x1b]0;x\\x07\n"},

@@ -138,7 +138,7 @@ func (a *app) imagesCmd() *cobra.Command {
 		Aliases: []string{"image"},
 		Short:   "List and remove templates that were made of images",
 		Long:    "List templates that were made of images: by pull, or by import.\n\nExit codes: 0, or 125 on failure.",
-		Args:    cobra.NoArgs,
+		Args:    noneButCommands,
 		RunE:    list,
 	}
 	ls := &cobra.Command{

@@ -46,11 +46,19 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 			if err := t.keep.check(time.Now()); err != nil {
 				return err
 			}
+			if t.last < 0 {
+				return usageError("--last can't be negative")
+			}
 			id, err := a.recordedID(ctx, c, args[0])
 			if err != nil {
 				return err
 			}
 			t.client, t.id = c, id
+			if t.last > 0 || !follow {
+				if err := t.all(ctx); err != nil {
+					return cannot(err, "read the journal of %s", args[0])
+				}
+			}
 			if follow {
 				err := c.Journal.Follow(ctx, id, t.after, func(e *client.Event) error { return t.tell(ctx, e) })
 				if ctx.Err() != nil {
@@ -58,7 +66,7 @@ Exit codes: 0, or 125 when there is no such sandbox.`,
 				}
 				return cannot(err, "follow the journal of %s", args[0])
 			}
-			return cannot(t.all(ctx), "read the journal of %s", args[0])
+			return nil
 		}),
 	}
 	cmd.AddCommand(a.journalExportCmd(), a.journalCheckpointCmd(), a.journalShowCmd(), a.journalRedactCmd())

@@ -19,10 +19,8 @@ func (a *app) keysCmd() *cobra.Command {
 for none. A key's holder sees and changes the sandboxes made with it, and no others.
 
 Exit codes: 0, or 125 on failure.`,
-		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(a.keysCreateCmd(), a.keysListCmd(), a.keysRevokeCmd())
-	return cmd
+	return group(cmd, a.keysCreateCmd(), a.keysListCmd(), a.keysRevokeCmd())
 }
 
 func (a *app) keysCreateCmd() *cobra.Command {
@@ -39,7 +37,7 @@ runs; it counts from its next request on.
 Exit codes: 0, or 125 on failure.`,
 		Example: `  export CASEMATE_API_KEY=$(casemate keys create laptop)
   casemate keys create --e2b sdk`,
-		Args: cobra.MaximumNArgs(1),
+		Args: between(0, 1, "at most one name"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				req.Name = args[0]

@@ -21,7 +21,7 @@ a line, where there are several; none where they have only their template in com
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate lineage web/ready
   casemate lineage web/ready try/best`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: between(1, 2, "a commit, and perhaps another one"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			if len(args) == 2 {
 				return a.commonAncestors(ctx, c, args[0], args[1])

@@ -25,7 +25,7 @@ Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate log web
   casemate log --graph
   casemate log --tagged --json`,
-		Args:              cobra.MaximumNArgs(1),
+		Args:              between(0, 1, "at most one sandbox"),
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			req := &client.ListCommitsRequest{Tagged: tagged, Automatic: all || tree}

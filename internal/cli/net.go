@@ -78,7 +78,7 @@ func (f *netFlags) rules() (*client.NetworkRules, error) {
 
 func (a *app) netCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "net COMMAND",
+		Use:   "net",
 		Short: "What sandboxes may reach",
 		Long: `Show, change and explain what a sandbox may reach.
 
@@ -86,11 +86,8 @@ A sandbox has no network unless it is made with one: casemate create --allow HOS
 open, or --net closed to give it rules later.
 
 Exit codes: 0, or 125 when it could not be done.`,
-		Args: exactly(1, "a command: show, set, explain, template or sets"),
-		RunE: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args[0]) },
 	}
-	cmd.AddCommand(a.netShowCmd(), a.netSetCmd(), a.netExplainCmd(), a.netTemplateCmd(), a.netSetsCmd())
-	return cmd
+	return group(cmd, a.netShowCmd(), a.netSetCmd(), a.netExplainCmd(), a.netTemplateCmd(), a.netSetsCmd())
 }
 
 func (a *app) netTemplateCmd() *cobra.Command {
@@ -159,7 +156,7 @@ registries are always there; the server's administrator makes others as files (c
 Exit codes: 0, or 125 when there is no such set, or the one named can't be used.`,
 		Example: `  casemate net sets
   casemate net sets registries`,
-		Args: cobra.MaximumNArgs(1),
+		Args: between(0, 1, "at most one set"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			all, err := c.Network.Sets(ctx)
 			if err != nil {

@@ -40,7 +40,7 @@ func (a *app) execJSON(ctx context.Context, s *session, spec *client.ProcessSpec
 	}
 	p, err := s.client.Processes.Run(ctx, s.sandbox, spec, o)
 	if err != nil {
-		return cannot(err, "run %s", spec.GetArgv()[0])
+		return cannot(err, "run %s", quoteArgv(spec.GetArgv()[:1]))
 	}
 	raw, err := protojson.Marshal(p)
 	if err != nil {

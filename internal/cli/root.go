@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"math"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -52,14 +53,14 @@ func (a *app) root() *cobra.Command {
 			return unknownCommand(cmd, args[0])
 		},
 	}
-	root.SuggestionsMinimumDistance = 2
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetIn(a.stdin)
 	root.PersistentFlags().StringVar(&a.url, "url", "", "server: http://HOST:PORT, https://HOST or unix:///PATH (default CASEMATE_URL, else the local socket)")
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON for programs")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return errs.New(errs.InvalidArgument, "%s", err.Error()).WithHint("see: %s --help", cmd.CommandPath())
+		text, _, _ := strings.Cut(err.Error(), ": strconv.") // what Go's parser says of a number is not for people
+		return errs.New(errs.InvalidArgument, "%s", text).WithHint("see: %s --help", cmd.CommandPath())
 	})
 	root.AddGroup(
 		&cobra.Group{ID: groupUse, Title: "Run things:"},
@@ -87,6 +88,7 @@ func (a *app) root() *cobra.Command {
 }
 
 func unknownCommand(cmd *cobra.Command, name string) error {
+	cmd.SuggestionsMinimumDistance = 2
 	e := errs.New(errs.InvalidArgument, "%q is no command", clean(name))
 	if near := cmd.SuggestionsFor(name); len(near) > 0 {
 		return e.WithHint("did you mean: %s", strings.Join(near, ", "))
@@ -94,25 +96,43 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return e.WithHint("see: %s --help", cmd.CommandPath())
 }
 
-// exactly is cobra.ExactArgs with an error that tells what is missing.
-func exactly(n int, what string) cobra.PositionalArgs {
+// group makes cmd one that only holds others: it shows its help, and refuses what is none of them.
+func group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
+	cmd.Use += " COMMAND"
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return unknownCommand(cmd, args[0])
+	}
+	cmd.AddCommand(subs...)
+	return cmd
+}
+
+// noneButCommands refuses arguments of a command that holds others and does something itself.
+func noneButCommands(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return unknownCommand(cmd, args[0])
+	}
+	return nil
+}
+
+// between is cobra.RangeArgs with an error that tells what is missing, or too much.
+func between(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != n {
+		if len(args) < least || len(args) > most {
 			return errs.New(errs.InvalidArgument, "%s takes %s", cmd.Name(), what).WithHint("see: %s --help", cmd.CommandPath())
 		}
 		return nil
 	}
 }
 
-// atLeast is cobra.MinimumNArgs with an error that tells what is missing.
-func atLeast(n int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < n {
-			return errs.New(errs.InvalidArgument, "%s takes %s", cmd.Name(), what).WithHint("see: %s --help", cmd.CommandPath())
-		}
-		return nil
-	}
-}
+// exactly is between where there is one right number.
+func exactly(n int, what string) cobra.PositionalArgs { return between(n, n, what) }
+
+// atLeast is between without an upper bound.
+func atLeast(n int, what string) cobra.PositionalArgs { return between(n, math.MaxInt, what) }
 
 // connect returns a client of the server that the caller means.
 func (a *app) connect() (*client.Client, error) {

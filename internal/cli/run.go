@@ -76,12 +76,13 @@ func (a *app) run(ctx context.Context, req *client.CreateRequest, pf processFlag
 		dctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 		defer stop()
 		_, derr := c.Sandboxes.Delete(dctx, sb.GetId())
-		switch derr = cannot(derr, "delete sandbox %s", sb.GetId()); {
+		switch {
 		case derr == nil:
 		case err == nil:
-			err = derr
+			err = cannot(derr, "delete sandbox %s", sb.GetId())
 		default: // how the command ended matters more
-			a.warn("%s", derr)
+			text, _ := reason(derr)
+			a.warn("sandbox %s may be left: %s", sb.GetId(), text)
 		}
 	}()
 	a.warnMissing(sb)
@@ -91,7 +92,7 @@ func (a *app) run(ctx context.Context, req *client.CreateRequest, pf processFlag
 	}
 	p, err := s.run(ctx, spec)
 	if err != nil {
-		return cannot(err, "run %s", command[0])
+		return cannot(err, "run %s", quoteArgv(command[:1]))
 	}
 	return a.exitOf(p)
 }

@@ -72,7 +72,7 @@ func (a *app) secretsUnbindCmd() *cobra.Command {
 --all.
 
 Exit codes: 0, or 125 on failure.`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: between(1, 2, "a secret, and perhaps a binding"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			id := "all"
 			if all == (len(args) == 2) {
@@ -108,7 +108,7 @@ show the limits.
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate secrets policy model --routes-only
   casemate secrets policy tool --host '*.github.com' --host api.search.example`,
-		Args: cobra.MaximumNArgs(1),
+		Args: between(0, 1, "at most one class"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			if len(args) == 0 {
 				return a.listPolicies(ctx, c)
@@ -172,10 +172,8 @@ API; the sandbox shows a token that works from nowhere else, and the server adds
 need be opened for it.
 
 Exit codes: 0, or 125 on failure.`,
-		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(a.modelSetCmd(), a.modelListCmd(), a.modelRemoveCmd())
-	return cmd
+	return group(cmd, a.modelSetCmd(), a.modelListCmd(), a.modelRemoveCmd())
 }
 
 func (a *app) modelSetCmd() *cobra.Command {

@@ -34,11 +34,9 @@ Values come from standard input, a file or a hidden prompt, never from the comma
 of the machine can read.
 
 Exit codes: 0, or 125 on failure.`,
-		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(a.secretsSetCmd(), a.secretsListCmd(), a.secretsRotateCmd(), a.secretsRemoveCmd(),
+	return group(cmd, a.secretsSetCmd(), a.secretsListCmd(), a.secretsRotateCmd(), a.secretsRemoveCmd(),
 		a.secretsBindCmd(), a.secretsUnbindCmd(), a.secretsPolicyCmd(), a.secretsModelCmd())
-	return cmd
 }
 
 // readSecret reads a value from a file, a hidden prompt, or standard input.

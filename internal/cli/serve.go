@@ -191,8 +191,7 @@ background. Needs root.
 It listens on a Unix socket, where only root may connect and no key is asked for, and on TCP, where every
 call needs an API key; the first one is written to admin.key in the keys directory. TCP addresses speak
 HTTP and HTTPS, the latter by certificates of the server's own making; "casemate ca" tells how to trust
-them. Several servers share
-a host where each has its own three directories.
+them. Several servers share a host where each has its own three directories.
 
 SIGTERM ends it. Sandboxes go on meanwhile, and the next server on the same directories takes them up again.
 

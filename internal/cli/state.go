@@ -34,12 +34,10 @@ A version may belong to a commit (--commit): the files and the document together
 a new sandbox from that commit goes on from there. The commit is kept as long as the version is.
 
 Exit codes: 0, or 125 on failure.`,
-		Args: cobra.NoArgs,
 	}
 	cmd.PersistentFlags().StringVar(&owner, "owner", "", "the `KEY` whose agents it is about, for administrators (default your own)")
-	cmd.AddCommand(a.stateSetCmd(&owner), a.stateGetCmd(&owner), a.statePatchCmd(&owner), a.stateListCmd(&owner), a.stateHistoryCmd(&owner),
-		a.stateWatchCmd(&owner), a.stateRemoveCmd(&owner), a.stateKeepCmd(&owner))
-	return cmd
+	return group(cmd, a.stateSetCmd(&owner), a.stateGetCmd(&owner), a.statePatchCmd(&owner), a.stateListCmd(&owner),
+		a.stateHistoryCmd(&owner), a.stateWatchCmd(&owner), a.stateRemoveCmd(&owner), a.stateKeepCmd(&owner))
 }
 
 // parseDocument splits AGENT/NAME.
@@ -105,7 +103,7 @@ document. So of several writers one wins, and the others read again.
 Exit codes: 0, or 125 when nothing was written.`,
 		Example: `  echo '{"step": 1}' | casemate state set helper/plan --expect 0
   casemate state set helper/plan plan.json --commit "$(casemate commit web)" --sandbox web`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: between(1, 2, "a document, and perhaps a file"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			agent, name, err := parseDocument(args[0])
 			if err != nil {
@@ -154,7 +152,7 @@ applied to it in order (RFC 6902), all or none. The number of the new version is
 Exit codes: 0, or 125 when nothing was written.`,
 		Example: `  echo '{"step": 2, "note": null}' | casemate state patch helper/plan
   echo '[{"op":"add","path":"/messages/-","value":{"role":"user"}}]' | casemate state patch helper/history`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: between(1, 2, "a document, and perhaps a file"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			agent, name, err := parseDocument(args[0])
 			if err != nil {

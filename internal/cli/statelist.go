@@ -23,7 +23,7 @@ func (a *app) stateListCmd(owner *string) *cobra.Command {
 Exit codes: 0, or 125 on failure.`,
 		Example: `  casemate state ls
   casemate state ls helper/memory/ --json`,
-		Args: cobra.MaximumNArgs(1),
+		Args: between(0, 1, "at most one agent"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			if len(args) == 0 {
 				return a.listAgents(ctx, c, &client.ListAgentsRequest{Owner: *owner, Everybody: everybody, PageSize: 1000})

@@ -115,6 +115,9 @@ func tellEvent(e *client.Event, maker string) story {
 		return tellCall(e, what)
 	case "conflict":
 		return story{words("CONFLICT: the guest's word and the kernel's differ:", allFacts(e)), red}
+	case "usage":
+		return story{words("used so far: cpu", formatDuration(time.Duration(number(e, "cpu_us"))*time.Microsecond)+",",
+			"memory", formatSize(int64(number(e, "memory_bytes"))), "now"), plain}
 	case "gap":
 		return story{words("GAP: something was not recorded:", allFacts(e)), yellow}
 	}

@@ -42,6 +42,10 @@ func TestTellEvent(t *testing.T) {
 		{"could not start", `{"type":"process.failed","process":"p","facts":{"guest":{"error":"no such file"}}}`, "✗ p could not be started: no such file"},
 		{"ended", `{"type":"sandbox.ended","actor":"server","facts":{"server":{"reason":"lifetime","after_ms":60000}}}`, "sandbox ended: lifetime (after 1m)"},
 		{"file", `{"type":"file.moved","actor":"maker","facts":{"server":{"path":"/a","to":"/b"}}}`, "file moved: /a to /b"},
+		{
+			"used", `{"type":"usage.metered","actor":"server","facts":{"kernel":{"cpu_us":29256,"memory_bytes":802816,"memory_byte_seconds":13877768,"over_ms":15966,"last":true}}}`,
+			"used so far: cpu 29ms, memory 784 KiB now",
+		},
 		{"conflict", `{"type":"conflict","facts":{"kernel":{"pids":3},"guest":{"pids":2}}}`, "CONFLICT: the guest's word and the kernel's differ: pids=3, pids=2"},
 		{
 			"context", `{"type":"context.created","actor":"key_b","facts":{"server":{"context":"python","language":"python"},"guest":{"version":"3.11.2","pid":7}}}`,

@@ -27,7 +27,7 @@ func (a *app) templateCmd() *cobra.Command {
 Others are built from a Dockerfile, without a container engine: casemate template build -t NAME DIR.
 
 Exit codes: 0, or 125 on failure.`,
-		Args: cobra.NoArgs,
+		Args: noneButCommands,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.listTemplates(cmd, args) },
 	}
 	list := &cobra.Command{
@@ -213,7 +213,7 @@ func (a *app) templateHistoryCmd() *cobra.Command {
 		Short:   "List builds, the newest first",
 		Long:    "List the builds of a template, or all, the newest first.\n\nExit codes: 0, or 125 on failure.",
 		Example: "  casemate template history web",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    between(0, 1, "at most one template"),
 		RunE: a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 			req := &client.ListBuildsRequest{Limit: limit}
 			if len(args) > 0 {

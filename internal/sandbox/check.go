@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/id"
@@ -45,7 +46,7 @@ func (m *Manager) checkSpec(ctx context.Context, p Principal, s Spec, o *CreateO
 	if m.cfg.Backends[s.Isolation] == nil {
 		names := slices.Sorted(maps.Keys(m.cfg.Backends))
 		return s, errs.New(errs.NotFound, "isolation %s is unknown", quote(s.Isolation)).
-			WithHint("this server has: %v", names)
+			WithHint("this server has: %s", strings.Join(names, ", "))
 	}
 	t := from
 	if s.Commit == "" {
@@ -98,7 +99,7 @@ func profileFor(t rootfs.Template, asked, byDefault Profile) (Profile, error) {
 		return or(or(asked, byDefault), isolation.Locked), nil
 	case asked != "" && !slices.Contains(t.Profiles, string(asked)):
 		return "", invalid("template %s does not allow profile %s", t.Name, asked).
-			WithHint("it allows: %v", t.Profiles)
+			WithHint("it allows: %s", strings.Join(t.Profiles, ", "))
 	case asked != "":
 		return asked, nil
 	case byDefault != "" && slices.Contains(t.Profiles, string(byDefault)):

@@ -33,7 +33,7 @@ func (m *Manager) enter(b *box, pausedToo bool) error {
 	case b.sb.State == Running || b.sb.State == Paused && pausedToo:
 	case b.sb.State == Paused:
 		return errs.New(errs.FailedPrecondition, "sandbox %s is paused", b.id).
-			WithHint("resume it first: POST /v1/sandboxes/%s/resume", b.id)
+			WithHint("resume it first: casemate resume %s", b.id)
 	default:
 		return &TransitionError{ID: b.id, From: b.sb.State}
 	}

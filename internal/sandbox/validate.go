@@ -160,7 +160,7 @@ func (c *checker) process(s *ProcessSpec) error {
 	c.that(s.ID == "" || processID(s.ID), "use letters, digits, - and _, at most 64",
 		"process id %s is malformed", quote(s.ID))
 	c.that(len(s.Tag) <= maxTag && printable(s.Tag), "", "tag is longer than %d bytes or not printable", maxTag)
-	c.that(len(s.Argv) > 0 && s.Argv[0] != "", "name a program, as in [\"python3\", \"-c\", \"print(1)\"]", "argv is empty")
+	c.that(len(s.Argv) > 0 && s.Argv[0] != "", "name a program, as in [\"python3\", \"-c\", \"print(1)\"]", "argv names no program")
 	c.that(len(s.Argv) <= maxArgs, "", "argv has %d arguments, limit %d", len(s.Argv), maxArgs)
 	size := 0
 	for i, a := range s.Argv {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -108,9 +109,9 @@ func exitOf(st pidfd.State, destroyed bool, words string) isolation.Exit {
 		e.Reason = "guest_killed"
 	case st.Signal != 0:
 		e.Reason = "guest_killed"
-		e.Detail = fmt.Sprintf("%v %s", st.Signal, words)
+		e.Detail = strings.TrimSpace(fmt.Sprintf("%v %s", st.Signal, words))
 	default:
-		e.Detail = fmt.Sprintf("exit code %d %s", st.Code, words)
+		e.Detail = strings.TrimSpace(fmt.Sprintf("exit code %d %s", st.Code, words))
 	}
 	return e
 }
