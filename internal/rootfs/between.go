@@ -282,12 +282,16 @@ func (b *between) pathIn(top *os.File, ino uint64) (string, error) {
 
 // left tells what a directory that was renamed held before and what is neither there nor elsewhere any more.
 func (b *between) left(from, to string) error {
-	n, which, err := b.from.parts(from)
+	was, err := b.from.level(nil, from)
+	if err != nil {
+		return err
+	}
+	now, err := b.to.level(nil, to)
 	if err != nil {
 		return err
 	}
 	names := map[string]bool{}
-	if err := b.from.names(from, n, which, names, b.mostNames()); err != nil {
+	if err := b.from.names(from, was.which, names, b.mostNames()); err != nil {
 		return err
 	}
 	for name := range names {
@@ -295,14 +299,14 @@ func (b *between) left(from, to string) error {
 			return err
 		}
 		at := below(from, name)
-		before, err := b.from.find(at)
+		before, err := b.from.findIn(was, at)
 		if err != nil {
 			return err
 		}
 		if before == nil || b.taken[at] {
 			continue
 		}
-		after, err := b.to.find(below(to, name))
+		after, err := b.to.findIn(now, below(to, name))
 		if err != nil {
 			return err
 		}

@@ -25,6 +25,8 @@ type comparison struct {
 	ctx      context.Context //nolint:containedctx // of the one run
 	from, to view
 	common   int // layers at the bottom of both
+	// above are both sides' levels of the directory that is looked at; nil: not known.
+	above [2]*level
 	// first says that nothing counts after the first change, but that nothing may be left out before it.
 	first   bool
 	changes []Change
@@ -66,24 +68,28 @@ func (c *comparison) all() ([]Change, error) {
 
 // directory compares what is in a directory that both sides have.
 func (c *comparison) directory(path string) error {
-	names, err := c.candidates(path)
+	names, here, err := c.candidates(path)
 	if err != nil {
 		return err
 	}
+	return c.each(path, here, names)
+}
+
+// each compares the names in a directory, whose levels are here.
+func (c *comparison) each(path string, here [2]*level, names map[string]bool) error {
 	release, err := c.hold(names)
 	if err != nil {
 		return err
 	}
 	defer release()
+	above := c.above
+	c.above = here
+	defer func() { c.above = above }()
 	for name := range names {
 		if err := c.ctx.Err(); err != nil {
 			return err
 		}
-		at := name
-		if path != "" {
-			at = path + "/" + name
-		}
-		if err := c.entry(at); err != nil {
+		if err := c.entry(below(path, name)); err != nil {
 			return err
 		}
 	}
@@ -102,30 +108,28 @@ func (c *comparison) hold(names map[string]bool) (release func(), err error) {
 
 func (c *comparison) mostNames() int { return cmp.Or(c.names, maxNamesHeld) }
 
-// candidates returns the names in a directory that may differ.
-func (c *comparison) candidates(path string) (map[string]bool, error) {
-	m, inFrom, err := c.from.parts(path)
-	if err != nil {
-		return nil, err
+// candidates returns the names in a directory that may differ, and the directory's levels.
+func (c *comparison) candidates(path string) (names map[string]bool, here [2]*level, err error) {
+	for i, v := range []view{c.from, c.to} {
+		if here[i], err = v.level(c.above[i], path); err != nil {
+			return nil, here, err
+		}
 	}
-	n, inTo, err := c.to.parts(path)
-	if err != nil {
-		return nil, err
-	}
-	alike := m == n && slices.Equal(inFrom, inTo)
+	inFrom, inTo := here[0].which, here[1].which
+	alike := slices.Equal(inFrom, inTo)
 	// Where both reach the layers that they share, what these show is the same on both sides.
-	if own, others := len(c.from)-c.common, len(c.to)-c.common; m > own && n > others {
-		m, n = own, others
+	if own, others := len(c.from)-c.common, len(c.to)-c.common; len(inFrom) > own && len(inTo) > others {
+		inFrom, inTo = inFrom[:own], inTo[:others]
 	}
-	names := map[string]bool{}
+	names = map[string]bool{}
 	if below, ok, err := c.onlyBelow(path, alike); ok || err != nil {
 		maps.Copy(names, below)
-		return names, err
+		return names, here, err
 	}
-	if err := c.from.names(path, m, inFrom, names, c.mostNames()); err != nil {
-		return nil, err
+	if err := c.from.names(path, inFrom, names, c.mostNames()); err != nil {
+		return nil, here, err
 	}
-	return names, c.to.names(path, n, inTo, names, c.mostNames())
+	return names, here, c.to.names(path, inTo, names, c.mostNames())
 }
 
 // differs reports whether anything differs at path or below it. Preconditions: c.first is set.
@@ -152,11 +156,11 @@ func (c *comparison) entry(path string) error {
 		return errs.New(errs.ResourceExhausted, "more files differ than can be listed (%d, with %d MiB of paths)",
 			c.most(), most>>20).WithHint("look inside the sandbox, or copy the directories you need")
 	}
-	before, err := c.from.find(path)
+	before, err := c.from.findIn(c.above[0], path)
 	if err != nil {
 		return err
 	}
-	after, err := c.to.find(path)
+	after, err := c.to.findIn(c.above[1], path)
 	if err != nil {
 		return err
 	}
@@ -210,31 +214,18 @@ func (c *comparison) fresh(path string, i fd.Info) error {
 	if !i.IsDir() {
 		return nil
 	}
-	n, which, err := c.to.parts(path)
+	here, err := c.to.level(c.above[1], path)
 	if err != nil {
 		return err
 	}
 	names := map[string]bool{}
-	if err := c.to.names(path, n, which, names, c.mostNames()); err != nil {
+	if err := c.to.names(path, here.which, names, c.mostNames()); err != nil {
 		return err
 	}
-	release, err := c.hold(names)
-	if err != nil {
-		return err
-	}
-	defer release()
 	hidden := c.from
 	c.from = nil // nothing of it shows below what is new
 	defer func() { c.from = hidden }()
-	for name := range names {
-		if err := c.ctx.Err(); err != nil {
-			return err
-		}
-		if err := c.entry(path + "/" + name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.each(path, [2]*level{nil, here}, names)
 }
 
 func (c *comparison) add(op, path string, i fd.Info) {

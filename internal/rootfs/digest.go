@@ -115,20 +115,21 @@ func (g *digester) part(target string, dirs []string) error {
 	if err := g.file("", shownFile{info: info, root: v[0]}); err != nil {
 		return err
 	}
-	return g.directory("")
+	return g.directory("", nil)
 }
 
-func (g *digester) directory(path string) error {
-	n, which, err := g.view.parts(path)
+// directory adds what is in a directory; above is the level of the one that it is in.
+func (g *digester) directory(path string, above *level) error {
+	here, err := g.view.level(above, path)
 	if err != nil {
 		return err
 	}
 	names := map[string]bool{}
-	if err := g.view.names(path, n, which, names, maxNamesHeld); err != nil {
+	if err := g.view.names(path, here.which, names, maxNamesHeld); err != nil {
 		return err
 	}
 	if g.marks && path != "" {
-		if err := g.opaque(path, n, which); err != nil {
+		if err := g.opaque(path, here); err != nil {
 			return err
 		}
 	}
@@ -137,7 +138,7 @@ func (g *digester) directory(path string) error {
 			return err
 		}
 		at := below(path, name)
-		f, err := g.view.find(at)
+		f, err := g.view.findIn(here, at)
 		if err != nil {
 			return err
 		}
@@ -154,7 +155,7 @@ func (g *digester) directory(path string) error {
 			return err
 		}
 		if f.info.IsDir() {
-			if err := g.directory(at); err != nil {
+			if err := g.directory(at, here); err != nil {
 				return err
 			}
 		}
@@ -163,11 +164,12 @@ func (g *digester) directory(path string) error {
 }
 
 // opaque adds that a directory hides what lies below all layers.
-func (g *digester) opaque(path string, n int, which []bool) error {
-	if !which[n-1] {
+func (g *digester) opaque(path string, here *level) error {
+	last := len(here.which) - 1
+	if !here.which[last] {
 		return nil
 	}
-	is, err := isOpaque(g.view[n-1], path)
+	is, err := isOpaque(g.view[last], path)
 	if is {
 		fmt.Fprintf(g.sum, "opaque %d:%s\n", len(path), path)
 	}

@@ -127,7 +127,7 @@ func (p *mergePart) node(path string) error {
 
 // children merges what is in a directory, of the names that theirs may have changed.
 func (p *mergePart) children(path string) error {
-	names, err := p.theirs.candidates(path)
+	names, _, err := p.theirs.candidates(path)
 	if err != nil {
 		return err
 	}
@@ -238,11 +238,11 @@ func (p *mergePart) madeDir(path string, f three) error {
 func (p *mergePart) shownNames(side int, path string) (map[string]bool, error) {
 	v := p.views[side]
 	names := map[string]bool{}
-	n, which, err := v.parts(path)
+	here, err := v.level(nil, path)
 	if err != nil {
 		return nil, err
 	}
-	return names, v.names(path, n, which, names, maxNamesHeld)
+	return names, v.names(path, here.which, names, maxNamesHeld)
 }
 
 // tree takes what theirs has at a path, whole. added says that ours has nothing there.

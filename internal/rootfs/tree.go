@@ -157,17 +157,17 @@ func (t *Tree) Attrs(p string) (map[string][]byte, error) {
 
 // Names lists a directory, in order.
 func (t *Tree) Names(p string) ([]string, error) {
-	n, which, err := t.view.parts(p)
+	here, err := t.view.level(nil, p)
 	if err != nil {
 		return nil, err
 	}
 	all := map[string]bool{}
-	if err := t.view.names(p, n, which, all, maxNamesHeld); err != nil {
+	if err := t.view.names(p, here.which, all, maxNamesHeld); err != nil {
 		return nil, err
 	}
 	out := make([]string, 0, len(all))
 	for name := range all {
-		f, err := t.view.find(path.Join(p, name))
+		f, err := t.view.findIn(here, path.Join(p, name))
 		if err != nil {
 			return nil, err
 		}

@@ -22,21 +22,39 @@ type shownFile struct {
 	root *os.File
 }
 
+// level is what the layers of a view have at a directory. Who goes down a tree hands it on from directory to directory: to
+// find out anew what stands above each file of a deep tree takes as many steps as the cube of its depth.
+type level struct {
+	// which tells of the layers from the top whether they have a part in the directory; those below one that hides
+	// the rest are not in it.
+	which []bool
+	// hides says that the last of these is such a one.
+	hides bool
+}
+
+// covers is covers for what lies in a directory of this level, in the layer of a number.
+func (l *level) covers(layer int) bool { return l.hides && layer == len(l.which)-1 }
+
 // find returns what a view shows at path; nil where that is nothing.
-func (v view) find(path string) (*shownFile, error) {
-	for _, root := range v {
-		i, err := fd.Lstat(root, path)
-		switch {
-		case err == nil:
-			gone, err := whiteout(root, path, i)
-			if gone || err != nil {
+func (v view) find(path string) (*shownFile, error) { return v.findIn(nil, path) }
+
+// findIn is find for who knows the level of the directory that path is in; nil: nobody does.
+func (v view) findIn(above *level, path string) (*shownFile, error) {
+	for n, root := range v {
+		if above == nil || above.which[n] {
+			i, err := fd.Lstat(root, path)
+			switch {
+			case err == nil:
+				gone, err := whiteout(root, path, i)
+				if gone || err != nil {
+					return nil, err
+				}
+				return &shownFile{info: i, root: root}, nil
+			case !fd.Missing(err):
 				return nil, err
 			}
-			return &shownFile{info: i, root: root}, nil
-		case !fd.Missing(err):
-			return nil, err
 		}
-		covered, err := covers(root, path)
+		covered, err := coversIn(above, n, root, path)
 		if covered || err != nil {
 			return nil, err
 		}
@@ -71,41 +89,53 @@ func dirIn(root *os.File, path string) (*os.File, error) {
 	return fd.OpenDir(root, path)
 }
 
-// parts returns how many layers, from the top, have a part in the directory at path; those below the first
-// that hides the rest have none. which tells, of the first so many, those that have one.
-func (v view) parts(path string) (n int, which []bool, err error) {
-	for _, root := range v {
-		n++
-		dir, err := dirIn(root, path)
-		if err != nil {
-			which = append(which, false)
-			if !fd.Missing(err) {
-				return n, which, err
+// level returns what the layers have at the directory path; above is as in findIn.
+func (v view) level(above *level, path string) (*level, error) {
+	l := &level{}
+	for n, root := range v {
+		has, hides := false, false
+		if above == nil || above.which[n] {
+			var err error
+			if has, hides, err = partIn(root, path); err != nil {
+				return nil, err
 			}
-			if stop, err := hides(root, path); stop || err != nil {
-				return n, which, err
+		}
+		if !hides {
+			var err error
+			if hides, err = coversIn(above, n, root, path); err != nil {
+				return nil, err
 			}
-			continue
 		}
-		which = append(which, true)
-		opaque, err := opaqueDir(dir)
-		_ = dir.Close()
-		if opaque && path != "" || err != nil {
-			return n, which, err
-		}
-		if stop, err := covers(root, path); stop || err != nil { // by a directory above
-			return n, which, err
+		l.which = append(l.which, has)
+		if hides {
+			l.hides = true
+			break
 		}
 	}
-	return n, which, nil
+	return l, nil
 }
 
-// hides reports whether a layer that has no directory at path hides what lies below it there.
-func hides(root *os.File, path string) (bool, error) {
-	if _, err := fd.Lstat(root, path); err == nil {
-		return true, nil // a file, or a whiteout
-	} else if !fd.Missing(err) {
-		return false, err
+// partIn reports whether a layer has a directory at path, and whether what it has there hides what lies below it.
+func partIn(root *os.File, path string) (has, hides bool, err error) {
+	dir, err := dirIn(root, path)
+	if err == nil {
+		defer dir.Close()
+		opaque, err := opaqueDir(dir)
+		return true, opaque && path != "", err
+	}
+	if !fd.Missing(err) {
+		return false, false, err
+	}
+	if _, err := fd.Lstat(root, path); !fd.Missing(err) {
+		return false, err == nil, err // a file, or a whiteout
+	}
+	return false, false, nil
+}
+
+// coversIn is covers for who may know the level above.
+func coversIn(above *level, layer int, root *os.File, path string) (bool, error) {
+	if above != nil {
+		return above.covers(layer), nil
 	}
 	return covers(root, path)
 }
@@ -113,37 +143,44 @@ func hides(root *os.File, path string) (bool, error) {
 // covers reports whether a layer hides what the layers below it have at path, though it has nothing
 // there itself: some directory above is opaque, removed, or a file.
 func covers(root *os.File, path string) (bool, error) {
-	for at := 0; ; {
-		next := strings.IndexByte(path[at:], '/')
-		if next < 0 {
+	at := root
+	defer func() {
+		if at != root {
+			_ = at.Close()
+		}
+	}()
+	for {
+		name, rest, more := strings.Cut(path, "/")
+		if !more {
 			return false, nil
 		}
-		at += next
-		i, err := fd.Lstat(root, path[:at])
-		switch {
-		case fd.Missing(err):
-			return false, nil // nothing of this layer from here on
-		case err != nil:
+		has, hides, err := partIn(at, name)
+		if !has || hides || err != nil {
+			return hides, err // or nothing of this layer from here on
+		}
+		next, err := fd.OpenDir(at, name)
+		if err != nil {
 			return false, err
-		case !i.IsDir():
-			return true, nil
 		}
-		opaque, err := isOpaque(root, path[:at])
-		if opaque || err != nil {
-			return opaque, err
+		if at != root {
+			_ = at.Close()
 		}
-		at++
+		at, path = next, rest
 	}
 }
 
-// isOpaque reports whether a directory hides what lies below it. Which attribute says so depends on
-// how the overlay was mounted.
+// isOpaque reports whether a directory hides what lies below it.
 func isOpaque(root *os.File, path string) (bool, error) {
 	dir, err := fd.OpenDir(root, path)
 	if err != nil {
 		return false, err
 	}
 	defer dir.Close()
+	return opaqueDir(dir)
+}
+
+// opaqueDir is isOpaque for an open directory. Which attribute says so depends on how the overlay was mounted.
+func opaqueDir(dir *os.File) (bool, error) {
 	for _, name := range []string{"user.overlay.opaque", "trusted.overlay.opaque"} {
 		if v, ok, err := fd.Xattr(dir, ".", name); err != nil {
 			return false, err
@@ -153,9 +190,6 @@ func isOpaque(root *os.File, path string) (bool, error) {
 	}
 	return false, nil
 }
-
-// opaqueDir is isOpaque for an open directory.
-func opaqueDir(dir *os.File) (bool, error) { return isOpaque(dir, ".") }
 
 // Bounds of the names of directories: whoever wrote them chose how many, and how long.
 const (
@@ -182,11 +216,12 @@ func held(names map[string]bool) int {
 	return n
 }
 
-// names adds the names that the layers among the first n of a view have in a directory. All together may take most.
-func (v view) names(path string, n int, which []bool, into map[string]bool, most int) error {
+// names adds the names that those of the layers, from the top, which have a part in a directory have there. All together
+// may take most.
+func (v view) names(path string, which []bool, into map[string]bool, most int) error {
 	have := held(into)
-	for i := range n {
-		if !which[i] {
+	for i, has := range which {
+		if !has {
 			continue
 		}
 		dir, err := dirIn(v[i], path)
