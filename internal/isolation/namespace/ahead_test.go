@@ -25,19 +25,21 @@ func TestSparesWithRuntimes(t *testing.T) {
 	}
 	fill := func(all ...*guest) { s.ready = all }
 	plain, none, other := &guest{name: "plain"}, &guest{name: "none", ahead: run("none")}, &guest{name: "other", ahead: run("other")}
+	seen := &guest{name: "seen", inReach: true}
 	for _, c := range []struct {
-		want *ahead
-		all  bool
-		got  *guest
+		want    *ahead
+		inReach bool
+		got     *guest
 	}{
 		{run("none"), false, none},
 		{run("other"), false, other},
 		{run("third"), false, plain},
 		{nil, false, plain},
-		{nil, true, other},
+		{nil, true, seen},
+		{run("none"), true, seen},
 	} {
-		fill(other, plain, none)
-		if got := s.take(c.want, c.all); got != c.got || len(s.ready) != 2 {
+		fill(other, plain, none, seen)
+		if got := s.take(c.want, c.inReach); got != c.got || len(s.ready) != 3 {
 			t.Errorf("%+v: took %v, and %v are left", c.want, got, names())
 		}
 	}
@@ -52,8 +54,8 @@ func TestSparesWithRuntimes(t *testing.T) {
 	if next, lacking := b.lackLocked(); next != nil || lacking {
 		t.Errorf("with nothing expected, %v, %v is lacking", next, lacking)
 	}
-	s.expect(run("none"))
-	s.expect(nil) // says nothing
+	s.expect(run("none"), false)
+	s.expect(nil, false) // says nothing of a runtime
 	if next, lacking := b.lackLocked(); !next.same(run("none")) || !lacking {
 		t.Errorf("with one expected, %v, %v is lacking", next, lacking)
 	}
@@ -61,12 +63,20 @@ func TestSparesWithRuntimes(t *testing.T) {
 	if next, lacking := b.lackLocked(); next != nil || lacking || s.stale() != nil {
 		t.Errorf("with all there, %v, %v is lacking", next, lacking)
 	}
-	s.expect(run("other"))
+	s.expect(run("other"), false)
 	if got := s.stale(); got != none {
 		t.Errorf("%v is stale", got)
 	}
 	if got := s.stale(); got != nil {
 		t.Errorf("%v is stale, too", got)
+	}
+	fill(plain)
+	s.expect(nil, true)
+	if next, lacking := b.lackLocked(); next != nil || !lacking {
+		t.Errorf("with none in the keeper's reach, %v, %v is lacking", next, lacking)
+	}
+	if got := s.stale(); got != plain {
+		t.Errorf("%v is stale, and not the one out of reach", got)
 	}
 	b.cfg.Spares = -1
 	if next, lacking := b.lackLocked(); next != nil || lacking {

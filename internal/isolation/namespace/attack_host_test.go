@@ -43,6 +43,40 @@ print(n)
 	wants(t, "the other sandbox", other.sh(`python3 -c 'import os; os.openpty(); print("got one")'`), "got one")
 }
 
+// VULNERABILITY: the kernel counts watches of files with the owner of the user namespace that they are taken in, and gives
+// each user few (fs.inotify.max_user_instances); one user owned the namespaces of all sandboxes.
+// ATTACK: one sandbox takes all that it gets and holds them.
+// VERIFIES: another sandbox gets as many. The twin are two that are observed, whose namespaces have to be the keeper's.
+func TestWatchesOfFilesAreApart(t *testing.T) {
+	b := newHost(t, withKeeper).backend()
+	const grab = `python3 -c "
+import ctypes, time
+libc, n = ctypes.CDLL(None), 0
+while n < 100_000 and libc.inotify_init() >= 0: n += 1
+open('/tmp/taken', 'w').write('%d.' % n)
+time.sleep(1000)"`
+	grabs := func(x *box) (got string) {
+		t.Helper()
+		x.begin("prc_grab", grab)
+		testenv.Eventually(t, patience, "it has taken all", func() bool {
+			got = x.sh("cat /tmp/taken 2>/dev/null")
+			return strings.HasSuffix(got, ".")
+		})
+		return strings.TrimSuffix(got, ".")
+	}
+	pair := func(c isolation.Calls) (first, second string) {
+		t.Helper()
+		one, other := start(t, b, observed(conformance.Spec(t, isolation.Locked), c)), start(t, b, observed(conformance.Spec(t, isolation.Locked), c))
+		return grabs(one), grabs(other)
+	}
+	if first, second := pair(isolation.Calls{}); first != second || first == "0" {
+		t.Errorf("one sandbox got %s instances of inotify, another then %s", first, second)
+	}
+	if first, second := pair(isolation.Calls{Attempts: true}); first == "0" || second != "0" {
+		t.Errorf("twin: one got %s, another then %s", first, second)
+	}
+}
+
 // VULNERABILITY: /proc tells about the host in files that no namespace changes: how it was booted (the
 // command line may hold keys), its disks, its kernel's addresses.
 // ATTACK: reading them.

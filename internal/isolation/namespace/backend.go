@@ -85,7 +85,7 @@ type Backend struct {
 	maxFiles uint64 // that this server, and so a guest, may have open
 	spares   spares
 	keeper   *keeper.Keeper // nil where Config.Keeper names none
-	owner    uint32         // the user that guests' user namespaces belong to: the keeper's; 0 where there is none
+	owner    uint32         // the user that the user namespaces of observed guests belong to: the keeper's; 0 where there is none
 	execMark uint64         // what stands in the filters of wallCache where each instance has its own
 
 	// telling is the filter that knows what tells of an attempt, for cells.

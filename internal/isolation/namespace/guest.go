@@ -19,6 +19,7 @@ import (
 
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/linux/cgroup"
 	"casemate.dev/internal/linux/pidfd"
 	"casemate.dev/internal/linux/sched"
@@ -38,6 +39,8 @@ func namespaces() map[string]uintptr {
 type guest struct {
 	name    string // names its files in the run directory and its control groups
 	first   uint32 // its id range
+	owner   uint32 // the user that its user namespace belongs to; 0: root
+	inReach bool   // of the keeper, whose user namespace it is
 	proc    *pidfd.Handle
 	group   *cgroup.Group
 	control net.Conn // until the launch
@@ -59,13 +62,16 @@ func newName() string {
 	return "g" + hex.EncodeToString(b[:])
 }
 
-// startGuest makes a guest that waits for its launch.
-func (b *Backend) startGuest(limits cgroup.Limits) (*guest, error) {
+// startGuest makes a guest that waits for its launch. inReach says that the keeper is to look at its processes.
+func (b *Backend) startGuest(limits cgroup.Limits, inReach bool) (*guest, error) {
 	first, err := b.ids.acquire()
 	if err != nil {
 		return nil, err
 	}
-	g := &guest{name: newName(), first: first, limits: limits}
+	g := &guest{name: newName(), first: first, owner: first, inReach: inReach, limits: limits}
+	if inReach {
+		g.owner = b.owner
+	}
 	g.socket = b.socketPath(g.name)
 	b.known(g.name)
 	undo := cleanup.New(func() { b.ids.release(first); b.unknown(g.name) })
@@ -170,7 +176,7 @@ func (b *Backend) fork(g *guest) error {
 			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		}
 		return sched.Normally(func() (err error) {
-			pid, err = b.execGuest(attr)
+			pid, err = b.execGuest(g.owner, attr)
 			return err
 		})
 	}
@@ -200,16 +206,23 @@ func (b *Backend) fork(g *guest) error {
 // The server's own threads may have more.
 const guestSlack = 50_000
 
+// inReach reports whether a sandbox's user namespace is to belong to the keeper's user. Of some pools, watches of files
+// (inotify(7)) among them, the kernel counts what is taken in such a namespace with its owner, too, and each user gets the same
+// (kernel/ucount.c): sandboxes whose namespaces belong to one user share that. So others belong to their own root, as whom
+// nothing runs outside. In a cell such pools are the runtime's own.
+func (b *Backend) inReach(s isolation.Spec) bool { return b.cfg.Cells || s.Calls.Any() }
+
 // execGuest forks and executes the guest program, whose threads inherit the slack of the one that forks.
-func (b *Backend) execGuest(attr *syscall.ProcAttr) (pid int, err error) {
+func (b *Backend) execGuest(owner uint32, attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, guestSlack, 0, 0, 0); err != nil {
 		return 0, os.NewSyscallError("prctl PR_SET_TIMERSLACK", err)
 	}
 	// A user namespace belongs to the user that makes it, and a process of that user outside has every capability in it
-	// (user_namespaces(7)): so the keeper needs none of the host's to look at the sandbox's processes.
-	err = userns.OwnedBy(b.owner, func() error {
+	// (user_namespaces(7)): so the keeper, whose it is where calls are observed, needs none of the host's to look at the
+	// sandbox's processes.
+	err = userns.OwnedBy(owner, func() error {
 		pid, err = syscall.ForkExec(programPath(), b.guestArgs(), attr) //nolint:forbidigo // the guest is no process of a sandbox
 		return err
 	})

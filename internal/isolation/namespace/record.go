@@ -43,7 +43,7 @@ func (b *Backend) newRecord(g *guest, s isolation.Spec) record {
 	return record{
 		Version: recordVersion, ID: s.ID, Disk: disk{s.Root.Disk.Mechanism, s.Root.Upper}, Name: g.name, Boot: b.boot, PID: g.proc.PID(),
 		Start: g.start, PIDNS: g.inodes["pid"], First: g.first,
-		Calls: s.Calls, Owner: b.owner,
+		Calls: s.Calls, Owner: g.owner,
 	}
 }
 

@@ -17,6 +17,7 @@ type spares struct {
 	mu      sync.Mutex // guards the fields below
 	ready   []*guest
 	next    *ahead // what a runtime is started with ahead; nil: none is
+	inReach bool   // of the keeper, as the last start was
 	making  bool
 	stopped bool
 	stop    chan struct{} // closed with stopped
@@ -29,15 +30,22 @@ func (s *spares) stopping() <-chan struct{} {
 	return s.stop
 }
 
-// take returns a waiting guest, which may not be alive any more, or nil: one whose runtime is the one that is wanted, else one
-// that has none. all takes any.
-func (s *spares) take(want *ahead, all bool) *guest {
+// take returns a waiting guest, which may not be alive any more, or nil: in reach of the keeper or not, and one whose runtime
+// is the one that is wanted, else one that has none.
+func (s *spares) take(want *ahead, inReach bool) *guest {
+	fits := func(g *guest) bool { return g.inReach == inReach && want != nil && g.ahead.same(want) }
+	plain := func(g *guest) bool { return g.inReach == inReach && g.ahead == nil }
+	if g := s.takeFirst(fits); g != nil {
+		return g
+	}
+	return s.takeFirst(plain)
+}
+
+// takeFirst returns the first waiting guest that fits, or nil.
+func (s *spares) takeFirst(fits func(*guest) bool) *guest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := slices.IndexFunc(s.ready, func(g *guest) bool { return all || want != nil && g.ahead.same(want) })
-	if at < 0 {
-		at = slices.IndexFunc(s.ready, func(g *guest) bool { return g.ahead == nil })
-	}
+	at := slices.IndexFunc(s.ready, fits)
 	if at < 0 {
 		return nil
 	}
@@ -46,42 +54,37 @@ func (s *spares) take(want *ahead, all bool) *guest {
 	return g
 }
 
-// expect says what the next start is likely to want; nil says nothing about it.
-func (s *spares) expect(next *ahead) {
-	if next == nil {
-		return
-	}
+// expect says what the next start is likely to want; nil says nothing about its runtime.
+func (s *spares) expect(next *ahead, inReach bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next = next
+	s.inReach = inReach
+	if next != nil {
+		s.next = next
+	}
 }
 
-// stale takes out a guest whose runtime is not what is expected any more, or nil.
+// stale takes out a guest that is not what is expected any more, or nil.
 func (s *spares) stale() *guest {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := slices.IndexFunc(s.ready, func(g *guest) bool { return g.ahead != nil && !g.ahead.same(s.next) })
-	if at < 0 {
-		return nil
-	}
-	g := s.ready[at]
-	s.ready = slices.Delete(s.ready, at, at+1)
-	return g
+	return s.takeFirst(func(g *guest) bool { return g.inReach != s.inReach || g.ahead != nil && !g.ahead.same(s.next) })
 }
 
 // lackLocked says what is to be made: a guest with a runtime, one without, or nothing.
 func (b *Backend) lackLocked() (next *ahead, any bool) {
 	s := &b.spares
-	plain := 0
+	plain, all := 0, 0
 	for _, g := range s.ready {
-		if g.ahead == nil {
+		if g.inReach != s.inReach {
+			continue
+		}
+		if all++; g.ahead == nil {
 			plain++
 		}
 	}
 	if plain < b.cfg.Spares {
 		return nil, true
 	}
-	if b.cfg.Spares > 0 && s.next != nil && len(s.ready) == plain {
+	if b.cfg.Spares > 0 && s.next != nil && all == plain {
 		return s.next, true
 	}
 	return nil, false
@@ -103,11 +106,11 @@ func (b *Backend) Spares() (ready, wanted int) {
 const refillDelay = 10 * time.Millisecond
 
 // takeGuest returns a spare, or starts a guest.
-func (b *Backend) takeGuest(limits cgroup.Limits, want *ahead) (*guest, error) {
+func (b *Backend) takeGuest(limits cgroup.Limits, want *ahead, inReach bool) (*guest, error) {
 	for {
-		g := b.spares.take(want, false)
+		g := b.spares.take(want, inReach)
 		if g == nil {
-			return b.startGuest(limits)
+			return b.startGuest(limits, inReach)
 		}
 		if g.proc.Alive() {
 			return g, nil
@@ -143,13 +146,14 @@ func (b *Backend) makeSpares() {
 		}
 		s.mu.Lock()
 		next, lacking := b.lackLocked()
+		inReach := s.inReach
 		if !lacking || s.stopped {
 			s.making = false
 			s.mu.Unlock()
 			return
 		}
 		s.mu.Unlock()
-		g, err := b.makeSpare(next)
+		g, err := b.makeSpare(next, inReach)
 		s.mu.Lock()
 		if err == nil && !s.stopped {
 			s.ready = append(s.ready, g)
@@ -174,8 +178,8 @@ func (b *Backend) makeSpares() {
 }
 
 // makeSpare makes a guest that waits, with a runtime if there is one to start ahead.
-func (b *Backend) makeSpare(next *ahead) (*guest, error) {
-	g, err := b.startGuest(groupLimits(b.cfg.SpareLimits))
+func (b *Backend) makeSpare(next *ahead, inReach bool) (*guest, error) {
+	g, err := b.startGuest(groupLimits(b.cfg.SpareLimits), inReach)
 	if err != nil || next == nil {
 		return g, err
 	}
@@ -209,7 +213,8 @@ func (b *Backend) stopSpares() {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
-	for g := s.take(nil, true); g != nil; g = s.take(nil, true) {
+	every := func(*guest) bool { return true }
+	for g := s.takeFirst(every); g != nil; g = s.takeFirst(every) {
 		b.logError("discard spare", b.discard(g))
 	}
 }

@@ -74,14 +74,14 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 		return nil, err
 	}
 	i.setApplied(append(missing, wall.missing...))
-	b.spares.expect(want)
+	b.spares.expect(want, b.inReach(s))
 	b.run(i)
 	return i, nil
 }
 
 // startIn starts an instance in a guest that waits, or in a new one. ahead says that its runtime had been started already.
 func (b *Backend) startIn(ctx context.Context, s isolation.Spec, wall wallPlan, cpus []int, want *ahead) (i *Instance, ahead bool, err error) {
-	g, err := b.takeGuest(groupLimits(s.Limits), want)
+	g, err := b.takeGuest(groupLimits(s.Limits), want, b.inReach(s))
 	if err != nil {
 		return nil, false, err
 	}
