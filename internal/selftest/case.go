@@ -92,11 +92,13 @@ type Case struct {
 	Check func(ctx context.Context, a *attack) error
 
 	// Twin is the weak sandbox in which the case must come out wrong, TwinSetup what is prepared in
-	// it first, TwinEnv what keeps it small there, TwinSpoils that it is of no more use afterwards,
-	// and Untwinned why there is none.
+	// it first, TwinEnv what keeps it small there, TwinLimits the limits that it is judged by there where
+	// others would not show what it lacks, TwinSpoils that it is of no more use afterwards, and Untwinned why
+	// there is none.
 	Twin       Twin
 	TwinSetup  string
 	TwinEnv    map[string]string
+	TwinLimits *Limits
 	TwinSpoils bool
 	// TwinAgain says that a busy machine may make it come out right in the twin, where it is then tried again.
 	TwinAgain bool

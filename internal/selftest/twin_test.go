@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -78,6 +79,9 @@ func tryTwin(t *testing.T, c Case, box *weakBox, internet *Internet) {
 		c.Env = map[string]string{}
 	}
 	maps.Copy(c.Env, c.TwinEnv)
+	if c.TwinLimits != nil {
+		c.Limits = c.TwinLimits
+	}
 	for _, col := range columns(c) {
 		want := c.want(col)
 		if want.Not != "" {
@@ -224,4 +228,25 @@ func TestEveryCaseCanFail(t *testing.T) {
 			t.Errorf("the battery lacks %s", id)
 		}
 	}
+}
+
+// TestFindArgument is the twin of A10: a process whose arguments hold what is looked for is found, and nothing where none does.
+func TestFindArgument(t *testing.T) {
+	text := "casemate-argument-" + testenv.ServerID(t)
+	if err := findArgument(text); err != nil {
+		t.Errorf("before one has it: %v", err)
+	}
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read line", "sh", text)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := findArgument(text); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d ", cmd.Process.Pid)) {
+		t.Errorf("process %d has it: %v", cmd.Process.Pid, err)
+	}
+	_ = stdin.Close()
+	_ = cmd.Wait() // there was no line to read
 }
