@@ -35,6 +35,12 @@ func TestQuantiles(t *testing.T) {
 	if s := (Stats{}).with(a); s.N != 50 || s.Rate != 100 {
 		t.Errorf("nothing with %+v is %+v", a, s)
 	}
+	if s := oneByOne(all[50:]); s.Mean != 25.5 || s.Rate < 39.2 || s.Rate > 39.3 || s.N != 50 {
+		t.Errorf("one after the other: %+v", s)
+	}
+	if s := oneByOne(nil); s.Rate != 0 {
+		t.Errorf("none, one after the other: %+v", s)
+	}
 	if s := summarize(nil); s.N != 0 || s.P50 != 0 {
 		t.Errorf("no value: %+v", s)
 	}

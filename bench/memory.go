@@ -24,7 +24,7 @@ func idleMemory(ctx context.Context, b *bench) (Row, error) {
 	if err != nil {
 		return Row{}, err
 	}
-	n := b.rounds(100)
+	n := b.rounds(300)
 	var ids []string
 	defer func() {
 		_ = atOnce(len(ids), func(i int) error { return b.delete(ctx, ids[i]) }) // the rest ends by its lifetime

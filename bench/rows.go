@@ -36,9 +36,9 @@ func createCold(ctx context.Context, b *bench) (Row, error) {
 			theirs[p] = append(theirs[p], took...)
 		}
 	}
-	r := Row{Unit: "ms", Stats: summarize(ours), Peers: map[string]Stats{}}
+	r := Row{Unit: "ms", Stats: oneByOne(ours), Peers: map[string]Stats{}}
 	for p, other := range b.peers {
-		r.Peers[other.name] = summarize(theirs[p])
+		r.Peers[other.name] = oneByOne(theirs[p])
 	}
 	if bw, ok := r.Peers["bubblewrap"]; ok {
 		r.budget("p50 ≤ 1.3 × bubblewrap", r.P50, 1.3*bw.P50, bw.P50)
@@ -135,7 +135,7 @@ func processTrue(ctx context.Context, b *bench) (Row, error) {
 	if err != nil {
 		return Row{}, err
 	}
-	r := Row{Unit: "ms", Stats: summarize(all), Peers: map[string]Stats{"fork+exec": floor}}
+	r := Row{Unit: "ms", Stats: oneByOne(all), Peers: map[string]Stats{"fork+exec": floor}}
 	if inside.N > 0 {
 		r.Peers[insideName] = inside
 	}
@@ -156,7 +156,7 @@ func process1000(ctx context.Context, b *bench) (Row, error) {
 	if err != nil {
 		return Row{}, err
 	}
-	r := Row{Unit: "ms", Stats: summarize(all)}
+	r := Row{Unit: "ms", Stats: oneByOne(all)}
 	r.budget("mean ≤ 5 ms", r.Mean, 5, 0)
 	r.budget("p99 ≤ 20 ms", r.P99, 20, 0)
 	return r, nil

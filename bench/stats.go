@@ -34,6 +34,15 @@ func summarize(all []time.Duration) Stats {
 	}
 }
 
+// oneByOne is summarize for what one client did, one after the other: how many a second it got is the mean's other side.
+func oneByOne(all []time.Duration) Stats {
+	s := summarize(all)
+	if s.Mean > 0 {
+		s.Rate = 1000 / s.Mean
+	}
+	return s
+}
+
 // with returns one for the durations of both; their rates are weighted by what they took.
 func (s Stats) with(o Stats) Stats {
 	if s.N == 0 {
