@@ -35,6 +35,9 @@ if [[ -n $tarball ]]; then
 fi
 
 if [[ -x $here/casemate && -d $here/completions ]]; then
+	# Before anything of an earlier version goes: a tarball for another machine would take its place.
+	"$here/casemate" version >/dev/null ||
+		{ echo "install: this casemate does not run here ($(uname -m)); take the tarball for this machine" >&2; exit 1; }
 	"$here/deploy/install-files.sh" "$here/casemate" "" "$prefix" "$here/completions"
 else
 	PATH=$PATH:/usr/local/go/bin

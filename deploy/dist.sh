@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 version=${VERSION:-dev}
 # A Debian version begins with a digit and has no "-" of its own.
-debversion=$(sed -E 's/^v//; s/-/+/g; /^[0-9].*[.]/!s/^/0~git/' <<<"$version")
+debversion=$(sed -E 's/^v//; s/-(alpha|beta|rc)/~\1/; s/-/+/g; /^[0-9].*[.]/!s/^/0~git/' <<<"$version")
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 export CGO_ENABLED=0 GOOS=linux
 guests=internal/guestbin/bin
@@ -16,7 +16,7 @@ native=$(go env GOHOSTARCH)
 rm -rf dist
 mkdir -p dist
 work=$(mktemp -d)
-trap 'rm -rf "$work"; rm -f $guests/guest-linux-arm64' EXIT
+trap 'rm -rf "$work"' EXIT
 
 build() { # ARCH OUTPUT
 	rm -f $guests/guest-linux-* # what lies there is embedded
@@ -51,7 +51,7 @@ package() { # ARCH PROGRAM
 		Version: $debversion
 		Architecture: $1
 		Maintainer: The Casemate authors <root@localhost>
-		Installed-Size: $(du -sk "$root/usr" | cut -f1)
+		Installed-Size: $(find "$root/usr" -printf '%y %s\n' | awk '{ n += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print n }')
 		Recommends: btrfs-progs
 		Suggests: debootstrap
 		Section: admin
@@ -72,8 +72,12 @@ package() { # ARCH PROGRAM
 	cat >"$root/DEBIAN/prerm" <<-'PRERM'
 		#!/bin/sh
 		set -e
-		if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-			systemctl disable --now casemate.service || true
+		if [ "$1" = remove ]; then
+			# Without the program nobody could end them.
+			casemate down --sandboxes || true
+			if [ -d /run/systemd/system ]; then
+				systemctl disable --now casemate.service || true
+			fi
 		fi
 	PRERM
 	chmod 0755 "$root/DEBIAN/postinst" "$root/DEBIAN/prerm"

@@ -25,6 +25,7 @@ check() { # EXPECTED COMMAND…
 check user whoami
 check root sudo whoami
 check 42 python3 -c 'print(6*7)'
+check 42 python -c 'print(6*7)'
 check ok sh -c 'git --version >/dev/null && curl --version >/dev/null && echo ok'
 check /home/user bash -l -c pwd
 bin/casemate selftest --only F --profile standard

@@ -52,8 +52,7 @@ wait_until "the service was not started again" again
 casemate exec kept -- true || fail "the sandbox is lost after kill -9"
 [[ $(casemate run --disk 100m -- sh -c 'echo $((6*7))') == 42 ]] || fail "run"
 
-echo "=== remove"
-casemate rm kept
+echo "=== remove, which ends the sandbox, too"
 dpkg -r casemate >/dev/null
 [[ $(mainpid) == 0 ]] || fail "the service still runs after the package is gone"
 ! pgrep -f casemate-guest >/dev/null 2>&1 || fail "a guest is left"
