@@ -156,8 +156,7 @@ func noSecretInArguments(ctx context.Context, a *attack) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 		if found != nil {
-			<-ended
-			return found
+			return errors.Join(found, <-ended)
 		}
 	}
 }
