@@ -18,6 +18,7 @@ while (($#)); do
 	*) tarball=$1; shift ;;
 	esac
 done
+[[ $prefix == /* ]] || prefix=$PWD/$prefix # it stands in the unit
 here=$(cd "$(dirname "$0")" && pwd)
 
 if [[ -n $tarball ]]; then
