@@ -31,6 +31,7 @@ type app struct {
 func Main(version string, args []string) int {
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, version: version}
 	root := a.root()
+	strict(root)
 	root.SetArgs(args)
 	// Who closes our stdout gets an error from the write instead of ending us on the spot: run still
 	// has a sandbox to delete. Caught, not ignored, since programs that we start inherit the latter.

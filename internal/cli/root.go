@@ -41,6 +41,7 @@ const (
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "casemate",
+		Version:       a.version,
 		Short:         "Run AI agents' code in sandboxes on your own machine",
 		Long:          rootLong,
 		SilenceErrors: true,
@@ -85,6 +86,28 @@ func (a *app) root() *cobra.Command {
 	add(groupAbout, a.doctorCmd(), a.selftestCmd(), a.benchCmd(), a.versionCmd())
 	root.AddCommand(a.docsCmd(), a.gatewayCmd(), a.keeperCmd(), a.unpackCmd(), a.selftestNetCmd(), a.benchNetCmd())
 	return root
+}
+
+// strict makes the commands that cobra adds refuse what they don't know, for which its own show a help and no error.
+func strict(root *cobra.Command) {
+	root.SetVersionTemplate("casemate {{.Version}}\n")
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd("") // any argument: the program's own are not known here
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "completion":
+			group(c)
+		case "help":
+			c.Run = nil
+			c.RunE = func(_ *cobra.Command, args []string) error {
+				found, rest, err := root.Find(args)
+				if err != nil || len(rest) > 0 {
+					return unknownCommand(found, rest[0])
+				}
+				return found.Help()
+			}
+		}
+	}
 }
 
 func unknownCommand(cmd *cobra.Command, name string) error {
