@@ -79,7 +79,7 @@ func (f *serveFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.cfg.Anchors, "anchor", nil, "`FILE` that the journal's checkpoints are appended to, or URL that they are posted to (repeatable)")
 	fl.DurationVar(&f.cfg.AnchorEvery, "anchor-every", 0, "how often, where there is a new one (default 10m)")
 	fl.StringVar(&f.cfg.Defaults.Isolation, "isolation", "", "how sandboxes are kept apart that ask for none, `NAME`: namespace or gvisor; those of E2B's SDKs are such (default namespace)")
-	fl.StringVar(&f.cfg.RunscPlatform, "runsc-platform", "", "how gVisor gets at system calls: systrap, `kvm`, or auto, which is kvm where everybody may open /dev/kvm (default auto)")
+	fl.StringVar(&f.cfg.RunscPlatform, "runsc-platform", "", "how gVisor gets at system calls: systrap, `kvm`, or auto, which is kvm where everybody may open /dev/kvm and sandboxes start on it (default auto)")
 	fl.StringVar(&f.cfg.Runsc, "runsc", "", "`PATH` of gVisor's runsc, for isolation gvisor (default the one beside this program, or in the PATH)")
 	fl.StringArrayVar(&f.aliases, "image-alias", nil, "`IMAGE=NAME`: what stands for an image that a build begins with, a template or an image at a mirror (repeatable)")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log more")

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"casemate.dev/internal/cleanup"
 	"casemate.dev/internal/errs"
@@ -25,14 +26,20 @@ type Config struct {
 	Program string
 	// Platform is Auto, Systrap or KVM; "" is Auto.
 	Platform string
+	// Dev is where the host's devices lie; default /dev.
+	Dev string
 }
 
 // Backend starts sandboxes with gVisor's kernel. Methods are safe for concurrent use.
 type Backend struct {
-	cells    isolation.Backend
-	program  *program
+	cells   isolation.Backend
+	program *program
+	refused error // why there is no platform
+
+	// mu guards the fields below.
+	mu       sync.Mutex
 	platform platform
-	refused  error // why there is none
+	proven   bool // a sandbox has started on it, or it was asked for by name
 }
 
 var (
@@ -43,7 +50,8 @@ var (
 // New returns the backend. It starts nothing, and does not fail where runsc is missing: Capabilities tells.
 func New(cfg Config) *Backend {
 	b := &Backend{cells: cfg.Cells, program: &program{path: cfg.Program}}
-	b.platform, b.refused = choosePlatform(cfg.Platform, "/dev")
+	b.platform, b.refused = choosePlatform(cfg.Platform, cmp.Or(cfg.Dev, "/dev"), askKVM)
+	b.proven = cfg.Platform == KVM
 	return b
 }
 
@@ -89,9 +97,10 @@ func (b *Backend) runsc(ctx context.Context) isolation.Capability {
 		c.Detail, c.Remedy = text, cmp.Or(hint, remedy)
 		return c
 	}
-	c.OK, c.Detail = true, fmt.Sprintf("%s at %s, platform %s", version, b.program.path, b.platform.name)
-	if b.platform.why != "" {
-		c.Detail += " (" + b.platform.why + ")"
+	p, _ := b.chosen()
+	c.OK, c.Detail = true, fmt.Sprintf("%s at %s, platform %s", version, b.program.path, p.name)
+	if p.why != "" {
+		c.Detail += " (" + p.why + ")"
 	}
 	return c
 }
@@ -114,15 +123,18 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
-	kept := record{Version: version, Platform: b.platform.name, Bundle: config, Mark: newMark()}
-	spec, err := b.cell(s, kept)
+	kept := record{Version: version, Bundle: config, Mark: newMark()}
+	inst, err := b.onPlatform(ctx, func(p platform) (isolation.Instance, error) {
+		kept.Platform = p.name
+		spec, err := b.cell(s, kept, p)
+		if err != nil {
+			return nil, err
+		}
+		spec.Runtime.Args, spec.Runtime.GroupNamespaces, spec.Runtime.Gate = runArgs(s, p), true, gate(version)
+		return b.cells.Start(ctx, spec)
+	})
 	if err != nil {
 		return nil, err
-	}
-	spec.Runtime.Args, spec.Runtime.GroupNamespaces, spec.Runtime.Gate = b.runArgs(s), true, gate(version)
-	inst, err := b.cells.Start(ctx, spec)
-	if err != nil {
-		return nil, b.platform.explain(err)
 	}
 	undo := cleanup.New(func() { destroyQuietly(ctx, inst) })
 	defer undo.Run()
@@ -138,12 +150,12 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 }
 
 // cell is the cell of a sandbox, but for the arguments that make its runsc start or restore it.
-func (b *Backend) cell(s isolation.Spec, kept record) (isolation.Spec, error) {
+func (b *Backend) cell(s isolation.Spec, kept record, p platform) (isolation.Spec, error) {
 	spec := s
 	spec.AllowMissing = append(slices.Clone(s.AllowMissing), "landlock")
 	spec.Limits = CellLimits(s.Limits)
 	spec.Runtime = &isolation.Runtime{
-		Program: b.program.path, Inside: s.Limits, Device: b.platform.device, Reach: lastStdio, Capabilities: runscCapabilities(),
+		Program: b.program.path, Inside: s.Limits, Device: p.device, Reach: lastStdio, Capabilities: runscCapabilities(),
 		ExecMark: kept.Mark,
 		Files:    map[string][]byte{bundleDir + "/config.json": kept.Bundle, frozenFile: {thawedByte}},
 	}
@@ -167,13 +179,13 @@ func CellLimits(l isolation.Limits) isolation.Limits {
 }
 
 // runArgs are runsc's arguments that start a sandbox, whose guest finds its control socket as standard input.
-func (b *Backend) runArgs(s isolation.Spec) []string {
-	return append(b.globalArgs(s), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile, containerID)
+func runArgs(s isolation.Spec, p platform) []string {
+	return append(globalArgs(s, p), "run", "--detach", "--bundle="+bundleDir, "--pid-file="+pidFile, containerID)
 }
 
 // globalArgs are the arguments of every runsc.
-func (b *Backend) globalArgs(s isolation.Spec) []string {
-	args := append([]string{"--root=" + rootDir}, b.platform.args()...)
+func globalArgs(s isolation.Spec, p platform) []string {
+	args := append([]string{"--root=" + rootDir}, p.args()...)
 	if s.Network != nil {
 		args = append(args, "--network=sandbox")
 	} else {

@@ -52,14 +52,17 @@ func newHost(t *testing.T) *host {
 
 func (h *host) backend() isolation.Backend { return h.with(testenv.Runsc(h.t)) }
 
-func (h *host) with(program string) isolation.Backend {
+func (h *host) with(program string) isolation.Backend { return h.on(program, "") }
+
+// on is with on a host whose devices lie in dev.
+func (h *host) on(program, dev string) isolation.Backend {
 	h.t.Helper()
 	cells, err := namespace.New(h.cfg)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	h.keeper = cells.Keeper()
-	b := gvisor.New(gvisor.Config{Cells: cells, Program: program})
+	b := gvisor.New(gvisor.Config{Cells: cells, Program: program, Dev: dev})
 	h.t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			h.t.Errorf("close: %v", err)

@@ -274,8 +274,8 @@ func (a about) fits(s isolation.Spec, runsc string) error {
 
 // restoreArgs are runsc's arguments that restore a sandbox. Memory is read while its processes go on already, each page at
 // the latest when it is used; runsc has the files open by then, so that the image may go.
-func (b *Backend) restoreArgs(s isolation.Spec) []string {
-	return append(b.globalArgs(s), "restore", "--detach", "--background", "--bundle="+bundleDir, "--pid-file="+pidFile,
+func restoreArgs(s isolation.Spec, p platform) []string {
+	return append(globalArgs(s, p), "restore", "--detach", "--background", "--bundle="+bundleDir, "--pid-file="+pidFile,
 		"--image-path="+guestwire.RuntimeImage, containerID)
 }
 
@@ -292,15 +292,18 @@ func (b *Backend) Restore(ctx context.Context, s isolation.Spec, dir string) (is
 	if err := a.fits(s, version); err != nil {
 		return nil, err
 	}
-	kept := record{Version: version, Platform: b.platform.name, Bundle: a.Bundle, Mark: a.Mark}
-	spec, err := b.cell(s, kept)
+	kept := record{Version: version, Bundle: a.Bundle, Mark: a.Mark}
+	inst, err := b.onPlatform(ctx, func(p platform) (isolation.Instance, error) {
+		kept.Platform = p.name
+		spec, err := b.cell(s, kept, p)
+		if err != nil {
+			return nil, err
+		}
+		spec.Runtime.Args, spec.Runtime.Image, spec.Runtime.Walls = restoreArgs(s, p), dir, a.Walls
+		return b.cells.Start(ctx, spec)
+	})
 	if err != nil {
 		return nil, err
-	}
-	spec.Runtime.Args, spec.Runtime.Image, spec.Runtime.Walls = b.restoreArgs(s), dir, a.Walls
-	inst, err := b.cells.Start(ctx, spec)
-	if err != nil {
-		return nil, b.platform.explain(err)
 	}
 	undo := cleanup.New(func() { destroyQuietly(ctx, inst) })
 	defer undo.Run()

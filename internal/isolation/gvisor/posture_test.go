@@ -97,6 +97,35 @@ func TestWithoutRunsc(t *testing.T) {
 	}
 }
 
+// Where everybody may open KVM's device a sandbox starts, whatever KVM is good for there, on the platform that is told of then.
+func TestStartWhereKVMIsOpen(t *testing.T) {
+	h := newHost(t)
+	dev := t.TempDir()
+	kvm := filepath.Join(dev, "kvm")
+	if err := errors.Join(unix.Mknod(kvm, unix.S_IFCHR, int(unix.Mkdev(10, 232))), os.Chmod(kvm, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	b := h.on(testenv.Runsc(t), dev)
+	spec := conformance.Spec(t, isolation.Locked)
+	inst, err := b.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := newBox(t, inst)
+	if err := x.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	if said := x.run("echo", "on"); said != "on" {
+		t.Errorf("it says %q", said)
+	}
+	_, name, _ := strings.Cut(inst.Applied().Runtime, ", ")
+	c := b.Capabilities(t.Context())[0]
+	_, shown, _ := strings.Cut(c.Detail, ", platform ")
+	if name == "" || shown != name && !strings.HasPrefix(shown, name+" (") || strings.Contains(shown, "(") != (name == gvisor.Systrap) {
+		t.Errorf("it runs on %q, and shown is %q", name, c.Detail)
+	}
+}
+
 // ATTACK: the server asks runsc for its version as root, so a program that others can change would be theirs to run as
 // root. Twin: the same program, changed by root alone, is run.
 func TestOnlyRootMayChangeRunsc(t *testing.T) {

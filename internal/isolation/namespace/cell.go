@@ -64,6 +64,21 @@ func (b *Backend) checkRuntime(s isolation.Spec) error {
 	return nil
 }
 
+// allowDevice lets cells open the device that a runtime drives its kernel with. Each finds it only where it was mounted for it.
+func (b *Backend) allowDevice(s isolation.Spec) error {
+	if s.Runtime == nil || s.Runtime.Device == "" || b.groups == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(s.Runtime.Device, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: s.Runtime.Device, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return errs.New(errs.InvalidArgument, "%q is no character device", s.Runtime.Device)
+	}
+	return b.groups.AllowDevice(unix.Major(st.Rdev), unix.Minor(st.Rdev))
+}
+
 // cellWalls are the walls that the guest inside puts up: what a profile holds, without the host's filters,
 // since no system call of a process reaches the host's kernel.
 func (b *Backend) cellWalls(s isolation.Spec, cpus []int) (wallPlan, error) {

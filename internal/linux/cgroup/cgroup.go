@@ -52,6 +52,7 @@ type hierarchyDriver interface {
 	create(id string, l Limits) (groupDriver, error)
 	open(id string) (groupDriver, error)
 	list() ([]string, error)
+	allowDevice(major, minor uint32) error
 	removeRoot() error
 	close() error
 }
@@ -141,6 +142,15 @@ func (h *Hierarchy) Open(id string) (*Group, error) {
 // List returns the ids of the sandboxes that have a group in any hierarchy, sorted: also one whose
 // creation or removal broke off half way. Open and Remove work on those too.
 func (h *Hierarchy) List() ([]string, error) { return h.driver.list() }
+
+// AllowDevice lets this server's groups open one more character device, for reading and writing, as far as they find a node of
+// it. Idempotent.
+func (h *Hierarchy) AllowDevice(major, minor uint32) error {
+	if err := h.driver.allowDevice(major, minor); err != nil {
+		return fmt.Errorf("allow device %d:%d: %w", major, minor, err)
+	}
+	return nil
+}
 
 // Close closes what the Hierarchy holds open. Groups stay. Idempotent.
 func (h *Hierarchy) Close() error { return h.driver.close() }

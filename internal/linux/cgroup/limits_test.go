@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,6 +172,35 @@ func TestDevicesOutsideTheListAreRefused(t *testing.T) {
 	twin, _ := exec.Command("/bin/sh", "-c", script).CombinedOutput()
 	if !strings.Contains(string(twin), "MADE") {
 		t.Errorf("twin: %q", twin)
+	}
+}
+
+// ATTACK: one device is let through; another node in the sandbox is opened, and a new one made. Twin: before, that device is
+// refused, and outside of the groups both can be opened.
+func TestOneMoreDevice(t *testing.T) {
+	h := open(t, Open)
+	if h.Version() != 1 {
+		return // as above
+	}
+	g := settled(t, h, Limits{})
+	dir := t.TempDir()
+	for name, number := range map[string][2]string{"tun": {"10", "200"}, "kmsg": {"1", "11"}} {
+		if out, err := exec.Command("/bin/mknod", filepath.Join(dir, name), "c", number[0], number[1]).CombinedOutput(); err != nil {
+			t.Fatalf("%s %v", out, err)
+		}
+	}
+	script := `cd ` + dir + `; for d in tun kmsg; do (: <>$d) 2>/dev/null && echo opened $d; done; mknod more c 10 200 2>/dev/null && rm more && echo made`
+	before, _ := run(t, g, "prc_a", script)
+	if err := h.AllowDevice(10, 200); err != nil {
+		t.Fatal(err)
+	}
+	after, _ := run(t, g, "prc_b", script)
+	if before != "" || after != "opened tun\n" {
+		t.Errorf("before it is let through: %q, after: %q", before, after)
+	}
+	twin, err := exec.Command("/bin/sh", "-c", script).CombinedOutput()
+	if string(twin) != "opened tun\nopened kmsg\nmade\n" {
+		t.Errorf("twin: %q, %v", twin, err)
 	}
 }
 

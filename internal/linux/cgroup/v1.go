@@ -135,6 +135,14 @@ func (v *v1) allowDevices() error {
 	return nil
 }
 
+func (v *v1) allowDevice(major, minor uint32) error {
+	fd, ok := v.dirs["devices"]
+	if !ok {
+		return nil
+	}
+	return write(fd, "devices.allow", fmt.Sprintf("c %d:%d rw", major, minor))
+}
+
 // lacksSwap reports whether memory is limited here but swap is not, on a host that has swap.
 func (v *v1) lacksSwap() bool {
 	fd, ok := v.dirs["memory"]
