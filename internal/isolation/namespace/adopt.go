@@ -82,7 +82,7 @@ func (b *Backend) Sweep(ctx context.Context, keep map[string]bool) ([]string, er
 	for _, name := range bad {
 		s.note("record "+name+" (unreadable)", removeFile(b.recordPath(name)))
 	}
-	s.groups(ctx)
+	s.groups()
 	s.files()
 	if err := b.ids.reclaim(); err != nil {
 		s.failed = append(s.failed, err)
@@ -131,6 +131,8 @@ func (s *sweep) instance(ctx context.Context, r record) {
 
 // kill ends a sandbox, also a frozen one: its groups' Kill thaws what it has signalled.
 func (s *sweep) kill(ctx context.Context, r record, proc *pidfd.Handle) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout) // a server's start waits for it
+	defer cancel()
 	if err := proc.Signal(unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
@@ -148,7 +150,7 @@ func (s *sweep) kill(ctx context.Context, r record, proc *pidfd.Handle) error {
 
 // groups removes control groups that belong to nobody, and kills what is in them: also a spare that a
 // killed server left in the middle of being made.
-func (s *sweep) groups(ctx context.Context) {
+func (s *sweep) groups() {
 	if s.b.groups == nil {
 		return
 	}
@@ -163,7 +165,7 @@ func (s *sweep) groups(ctx context.Context) {
 		}
 		g, err := s.b.groups.Open(name)
 		if err == nil {
-			err = errors.Join(g.Remove(ctx), g.Close())
+			err = s.b.removeGroup(g)
 		}
 		s.note("control groups "+name, err)
 	}

@@ -1,11 +1,15 @@
 package namespace
 
 import (
+	"bufio"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"casemate.dev/internal/errs"
 	"casemate.dev/internal/guestwire"
@@ -75,6 +79,145 @@ time.sleep(1000)"`
 	if first, second := pair(isolation.Calls{Attempts: true}); first == "0" || second != "0" {
 		t.Errorf("twin: one got %s, another then %s", first, second)
 	}
+}
+
+// VULNERABILITY: as watches of files, the kernel counts queued signals, which timers are made of, with the owner of a user namespace.
+// ATTACK: one sandbox queues as many as it can, and holds them.
+// VERIFIES: another one can queue some. The twin are two that are observed.
+func TestQueuedSignalsAreApart(t *testing.T) {
+	var limit unix.Rlimit // few are enough, and are taken in no time
+	if err := unix.Getrlimit(unix.RLIMIT_SIGPENDING, &limit); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_SIGPENDING, &limit); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := unix.Setrlimit(unix.RLIMIT_SIGPENDING, &unix.Rlimit{Cur: 2000, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	b := newHost(t, withKeeper).backend()
+	const take = `
+import ctypes, os, signal, sys, time
+libc, n = ctypes.CDLL(None), 0
+class Value(ctypes.Union): _fields_ = [("i", ctypes.c_int), ("p", ctypes.c_void_p)]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+while n < 5000 and libc.sigqueue(os.getpid(), signal.SIGRTMIN, Value(i=1)) == 0: n += 1
+print("some" if n else "none", flush=True)
+if len(sys.argv) > 1: time.sleep(1000)
+`
+	for want, calls := range map[string]isolation.Calls{"some": {}, "none": {Attempts: true}} {
+		greedy, other := start(t, b, observed(conformance.Spec(t, isolation.Locked), calls)), start(t, b, observed(conformance.Spec(t, isolation.Locked), calls))
+		p := guestwire.StartProcess{ID: id.New(id.Process), Argv: []string{"python3", "-c", take, "hold"}}
+		if _, err := greedy.client.Start(limited(t), p, nil); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, patience, "all is taken", func() bool {
+			i, err := greedy.client.Get(limited(t), p.ID)
+			return err == nil && i.Bytes > 0
+		})
+		wants(t, "what the other gets", strings.TrimSpace(other.run("", "python3", "-c", take).out), want)
+		destroy(t, greedy.inst)
+	}
+}
+
+// VULNERABILITY: requests of asynchronous I/O are counted for the whole host, whoever makes them (fs.aio-max-nr).
+// ATTACK: a sandbox takes all.
+// VERIFIES: it gets none. Twin: the host gets some.
+func TestAsynchronousIOIsTheHosts(t *testing.T) {
+	const take = `
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+number = {"x86_64": 206, "aarch64": 0}[os.uname().machine]
+context = ctypes.c_ulong(0)
+print("taken" if libc.syscall(number, 1, ctypes.byref(context)) == 0 else errno.errorcode[ctypes.get_errno()])
+`
+	b := newHost(t).backend()
+	for _, p := range profiles() {
+		wants(t, string(p), strings.TrimSpace(start(t, b, conformance.Spec(t, p)).run("", "python3", "-c", take).out), "ENOSYS")
+	}
+	twin, err := exec.Command("python3", "-c", take).Output()
+	if err != nil || strings.TrimSpace(string(twin)) != "taken" {
+		t.Errorf("twin: %q, %v", twin, err)
+	}
+}
+
+// VULNERABILITY: whoever watches a file learns when somebody else opens it (inotify(7)), and sandboxes share the host's programs.
+// ATTACK: one sandbox watches them while the host and another sandbox run some.
+// VERIFIES: it learns of its own alone. Twin: on the host the same watch tells of what the host runs.
+func TestWatchingSharedPrograms(t *testing.T) {
+	const watch = `
+import ctypes, os, select, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(fd, b"/usr/bin", 0x20) > 0 # IN_OPEN
+print("watching", flush=True)
+sys.stdin.readline()
+subprocess.run(["/usr/bin/true"])
+seen = b""
+while select.select([fd], [], [], 0.2)[0]: seen += os.read(fd, 1 << 16)
+print(*[name for name in ("true", "factor") if name.encode() in seen])
+`
+	b := newHost(t).backend()
+	spy, other := start(t, b, conformance.Spec(t, isolation.Locked)), start(t, b, conformance.Spec(t, isolation.Locked))
+	p := guestwire.StartProcess{ID: id.New(id.Process), Argv: []string{"python3", "-c", watch}, Stdin: guestwire.StdinPipe}
+	if _, err := spy.client.Start(limited(t), p, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the programs are watched", func() bool {
+		i, err := spy.client.Get(limited(t), p.ID)
+		return err == nil && i.Bytes > 0
+	})
+	wants(t, "the other sandbox's", other.sh("/usr/bin/factor 15"), "15: 3 5")
+	twin := exec.Command("python3", "-c", watch)
+	in, err := twin.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := twin.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := twin.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	lines.Scan()
+	if err := exec.Command("/usr/bin/factor", "15").Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(in, "\n"); err != nil {
+		t.Fatal(err)
+	}
+	lines.Scan()
+	wants(t, "twin", lines.Text(), "true factor")
+	if err := twin.Wait(); err != nil {
+		t.Error(err)
+	}
+	if _, err := spy.client.Input(limited(t), guestwire.InputRequest{ID: p.ID, Offset: -1, Close: true}, strings.NewReader("\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := spy.client.Wait(limited(t), p.ID); err != nil {
+		t.Fatal(err)
+	}
+	said, err := spy.client.Output(limited(t), guestwire.OutputRequest{ID: p.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	var learnt strings.Builder
+	for {
+		item, err := said.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		learnt.Write(item.Data)
+	}
+	wants(t, "what a sandbox learns", learnt.String(), "watching\ntrue\n")
 }
 
 // VULNERABILITY: /proc tells about the host in files that no namespace changes: how it was booted (the

@@ -410,11 +410,11 @@ func TestWritableMounts(t *testing.T) {
 
 // VULNERABILITY: two sandboxes that share an inode can watch by inotify(7), and signal by flock(2), when
 // the other uses it.
-// VERIFIES: apart from what a template binds of the host, no file of one is a file of another.
+// VERIFIES: no file of one is a file of another, also of a directory that a template binds of the host.
 func TestSandboxesShareNoFile(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Spares = 2 })
 	b := h.backend()
-	const look = "stat -c %d:%i / /tmp /dev /dev/null /dev/urandom /dev/shm /dev/pts /proc /proc/sys /proc/kcore /sys /sys/devices/system/cpu/online"
+	const look = "stat -c %d:%i / /tmp /dev /dev/null /dev/urandom /dev/shm /dev/pts /proc /proc/sys /proc/kcore /sys /sys/devices/system/cpu/online /usr /usr/bin /usr/bin/env"
 	seen := map[string]int{}
 	for i := range 4 {
 		spec := conformance.Spec(t, isolation.Locked)
@@ -429,12 +429,16 @@ func TestSandboxesShareNoFile(t *testing.T) {
 			seen[file] = i
 		}
 	}
-	if len(seen) < 4*10 {
+	if len(seen) < 4*13 {
 		t.Errorf("only %d files were looked at", len(seen))
 	}
-	// Twin: what is bound is shared.
-	spec := conformance.Spec(t, isolation.Locked)
-	if a, c := start(t, b, spec).sh("stat -c %d:%i /usr/bin/env"), start(t, b, conformance.Spec(t, isolation.Locked)).sh("stat -c %d:%i /usr/bin/env"); a != c {
+	// Twin: a single file that is bound is shared.
+	bound := func() string {
+		spec := conformance.Spec(t, isolation.Locked)
+		spec.Root.Binds = append(spec.Root.Binds, rootfs.Bind{Source: "/etc/hostname", Target: "/etc/hostname"})
+		return start(t, b, spec).sh("stat -c %d:%i /etc/hostname")
+	}
+	if a, c := bound(), bound(); a != c {
 		t.Errorf("twin: a bound file is %s and %s", a, c)
 	}
 }

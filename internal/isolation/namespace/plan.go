@@ -209,15 +209,15 @@ func (b *builder) bind(bind rootfs.Bind) error {
 	m := guestwire.Mount{Target: bind.Target}
 	var err error
 	switch isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR; {
+	case isDir:
+		m.File, m.Overlay, err = b.hiddenBind(bind)
 	// mountinfo shows where on its file system a mount begins. That tells nothing new only where the
 	// path is the same inside.
 	case bind.Source == bind.Target:
-		m.Single = !isDir
+		m.Single = true
 		m.File, err = b.plainBind(bind)
-	case !isDir:
-		err = errs.New(errs.InvalidArgument, "the single file %q can't show under another path", bind.Target)
 	default:
-		m.File, m.Overlay, err = b.hiddenBind(bind)
+		err = errs.New(errs.InvalidArgument, "the single file %q can't show under another path", bind.Target)
 	}
 	if err != nil {
 		return err
@@ -239,7 +239,8 @@ func (b *builder) plainBind(bind rootfs.Bind) (file int, err error) {
 }
 
 // hiddenBind shows a directory without saying where it lies: an empty one as another empty one, any
-// other through an overlay, whose root is "/".
+// other through an overlay, whose root is "/". Its files have inodes that no other sandbox has, nor the host: who could watch the very
+// ones that all use (inotify(7)) would learn of every program that the host and the other sandboxes start.
 func (b *builder) hiddenBind(bind rootfs.Bind) (file int, o *guestwire.Overlay, err error) {
 	empty, err := isEmpty(bind.Source)
 	if err != nil {

@@ -51,6 +51,9 @@ func (b *Backend) Start(ctx context.Context, s isolation.Spec) (isolation.Instan
 	if err != nil {
 		return nil, err
 	}
+	if err := b.allowDevice(s); err != nil {
+		return nil, err
+	}
 	cpus := walls.CPUs(s.Limits.CPUs, b.cpus, s.ID)
 	if err := b.checkCalls(s.Calls, s.Runtime); err != nil {
 		return nil, err

@@ -55,7 +55,6 @@ func allowed() []row {
 		{"copy within the kernel", "sendfile splice tee vmsplice copy_file_range", false},
 		{"extended attributes; security.* needs capabilities, trusted.* is refused by the kernel", "setxattr lsetxattr fsetxattr setxattrat getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat removexattr lremovexattr fremovexattr removexattrat", false},
 		{"watch files: editors, bundlers, tail -f", "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", false},
-		{"asynchronous I/O of databases and nginx; io_uring is refused", "io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents", false},
 
 		{"memory of the caller itself", "brk munmap mprotect mremap madvise msync mincore mlock mlock2 munlock mlockall munlockall mseal", false},
 		{"protection keys and shadow stacks: V8, glibc", "pkey_alloc pkey_free pkey_mprotect map_shadow_stack", false},
@@ -118,6 +117,7 @@ func missing() []row {
 		{"a second interface to every file and socket call, which a filter can't see into; libuv and others fall back", "io_uring_setup io_uring_enter io_uring_register", true},
 		{"flags behind a pointer: it made user namespaces past a filter on clone; glibc falls back to clone", "clone3", false},
 		{"reads of the mount table by id; findmnt falls back to mountinfo, which is kept meaningless", "statmount listmount", false},
+		{"asynchronous I/O is counted for the whole host (fs.aio-max-nr), and one sandbox could take all; databases fall back to threads", "io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents", false},
 		{"memory that the host can't reclaim or see", "memfd_secret", false},
 		{"acts on other processes' memory", "process_madvise process_mrelease", false},
 	}
