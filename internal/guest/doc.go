@@ -28,6 +28,6 @@
 //
 // # What is kept
 //
-// Running processes are kept, and of ended ones the last maxEnded with their end; their output as
+// Running processes are kept, and of ended ones the last guestwire.MaxKept with their end; their output as
 // long as the pool has room, oldest end dropped first. So a server that was restarted finds all of it.
 package guest

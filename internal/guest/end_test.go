@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
-	"casemate.dev/internal/guest"
 	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/testenv"
 )
@@ -214,7 +213,7 @@ func TestListAndForget(t *testing.T) {
 func TestRetention(t *testing.T) {
 	r := newRunner(t, setup{})
 	var before guestwire.Status
-	for i := range guest.MaxEnded + 100 {
+	for i := range guestwire.MaxKept + 100 {
 		if _, err := r.Start(t.Context(), guestwire.StartProcess{ID: fmt.Sprint("r", i), Argv: []string{"/usr/bin/true"}}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -226,13 +225,13 @@ func TestRetention(t *testing.T) {
 		}
 	}
 	after, err := r.Status(t.Context())
-	if err != nil || after.Processes > guest.MaxEnded+1 || after.Open > before.Open+8 {
+	if err != nil || after.Processes > guestwire.MaxKept+1 || after.Open > before.Open+8 {
 		t.Fatalf("before %+v, after %+v, %v", before, after, err)
 	}
 	if _, err := r.Get(t.Context(), "r0"); !errs.Is(err, errs.NotFound) {
 		t.Fatalf("the oldest: %v", err)
 	}
-	if info, err := r.Get(t.Context(), fmt.Sprint("r", guest.MaxEnded+99)); err != nil || info.End != guestwire.EndExited {
+	if info, err := r.Get(t.Context(), fmt.Sprint("r", guestwire.MaxKept+99)); err != nil || info.End != guestwire.EndExited {
 		t.Fatalf("the youngest: %+v, %v", info, err)
 	}
 }

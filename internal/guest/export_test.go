@@ -2,7 +2,6 @@ package guest
 
 // What the tests of the whole guest, which stand outside the package, compare with.
 const (
-	MaxEnded     = maxEnded
 	MarkVariable = markVariable
 	DefaultPath  = defaultPath
 	DefaultTerm  = defaultTerm

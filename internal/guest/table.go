@@ -6,16 +6,11 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
 )
 
-const (
-	// maxRunning bounds the processes that run or are not complete.
-	maxRunning = 4096
-	// maxEnded is how many ended ones are kept of which nothing lives on.
-	maxEnded = 1024
-	// recountEvery is how often trees with leftovers are looked at while orphans end.
-	recountEvery = 100 * time.Millisecond
-)
+// recountEvery is how often trees with leftovers are looked at while orphans end.
+const recountEvery = 100 * time.Millisecond
 
 // table holds the processes by id.
 type table struct {
@@ -41,8 +36,8 @@ func (t *table) enter(id string) (p *process, fresh bool, err error) {
 	if p := t.byID[id]; p != nil {
 		return p, false, nil
 	}
-	if len(t.order)-len(t.over) >= maxRunning {
-		return nil, false, errs.New(errs.ResourceExhausted, "%d processes run already", maxRunning)
+	if len(t.order)-len(t.over) >= guestwire.MaxRunning {
+		return nil, false, errs.New(errs.ResourceExhausted, "%d processes run already", guestwire.MaxRunning)
 	}
 	p = &process{id: id, table: t, ready: make(chan struct{}), done: make(chan struct{})}
 	t.byID[id] = p
@@ -50,7 +45,7 @@ func (t *table) enter(id string) (p *process, fresh bool, err error) {
 	return p, true, nil
 }
 
-// note takes note of a process that may be over, and forgets the oldest such ones beyond maxEnded.
+// note takes note of a process that may be over, and forgets the oldest such ones beyond guestwire.MaxKept.
 func (t *table) note(p *process) {
 	if !p.over() {
 		return
@@ -62,7 +57,7 @@ func (t *table) note(p *process) {
 	}
 	p.noted = true
 	t.over = append(t.over, p)
-	for len(t.over) > maxEnded {
+	for len(t.over) > guestwire.MaxKept {
 		t.removeLocked(t.over[0])
 	}
 }

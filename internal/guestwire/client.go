@@ -5,8 +5,6 @@ import (
 	"io"
 	"net"
 	"os"
-
-	"casemate.dev/internal/errs"
 )
 
 // Client is the server's half: one typed method for each Method. It is safe for concurrent use. A call
@@ -227,10 +225,23 @@ func (c *Client) Wait(ctx context.Context, id string) (ProcessInfo, error) {
 	return unary[ProcessInfo](ctx, c, MethodWait, ProcessRef{ID: id}, nil)
 }
 
-// maxListed bounds how many processes List takes from a guest.
-const maxListed = 1 << 16
+// Bounds of the processes that a guest knows.
+const (
+	// MaxRunning bounds those that run or are not complete.
+	MaxRunning = 4096
+	// MaxKept is how many are kept beside them of which nothing lives on.
+	MaxKept = 1024
+)
 
-// List returns every process that the guest still knows, oldest first.
+const (
+	// maxWord bounds a process's id and its end's word together.
+	maxWord = 256
+	// maxListedText bounds what List keeps of the texts that only inform.
+	maxListedText = 4 << 20
+)
+
+// List returns every process that the guest still knows, oldest first. Where they say more than anybody needs to know, arguments
+// and other texts of the later ones are left out.
 func (c *Client) List(ctx context.Context) ([]ProcessInfo, error) {
 	s, err := events[ProcessInfo](ctx, c, MethodList, nil)
 	if err != nil {
@@ -238,19 +249,32 @@ func (c *Client) List(ctx context.Context) ([]ProcessInfo, error) {
 	}
 	defer s.Close()
 	var all []ProcessInfo
+	text := 0
 	for {
 		p, err := s.Next()
 		if err == io.EOF {
 			return all, nil
 		}
-		if err == nil && len(all) == maxListed {
-			err = errs.New(errs.ResourceExhausted, "the guest lists more than %d processes", maxListed)
+		if err == nil && (len(all) == MaxRunning+MaxKept || len(p.ID)+len(p.End) > maxWord) {
+			err = s.x.failed(MethodList, broken("more processes, or longer words of them, than there can be"))
 		}
 		if err != nil {
 			return nil, err
 		}
+		if text += p.texts(); text > maxListedText {
+			p.Argv, p.Dir, p.User, p.Error = nil, "", "", ""
+		}
 		all = append(all, p)
 	}
+}
+
+// texts is about how much memory the texts take that only inform.
+func (i *ProcessInfo) texts() int {
+	n := len(i.Dir) + len(i.User) + len(i.Error)
+	for _, arg := range i.Argv {
+		n += len(arg) + 16
+	}
+	return n
 }
 
 // Forget drops an ended process and its output. FailedPrecondition: it still runs.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -175,6 +176,64 @@ func TestClientHostileGuest(t *testing.T) {
 				t.Fatalf("Next: %v (%v), want %v", err, errs.KindOf(err), tt.kind)
 			}
 		})
+	}
+}
+
+// VULNERABILITY: a server that starts asks each guest for all that runs, and holds what it is told.
+// ATTACK: a guest tells of more than there can be, or of what there can be with all the text that fits.
+// VERIFIES: the first is refused, and of the second no more is held than of an honest guest, none of which is refused.
+func TestHostileList(t *testing.T) {
+	long := strings.Repeat("x", 200<<10)
+	for name, tt := range map[string]struct {
+		n    int
+		info ProcessInfo
+		ok   bool
+	}{
+		"all that there can be": {MaxRunning + MaxKept, ProcessInfo{ID: "p", Argv: []string{"true"}}, true},
+		"one more":              {MaxRunning + MaxKept + 1, ProcessInfo{ID: "p", Argv: []string{"true"}}, false},
+		"a long id":             {1, ProcessInfo{ID: long}, false},
+		"a long end":            {1, ProcessInfo{ID: "p", End: End(long)}, false},
+		"long arguments":        {100, ProcessInfo{ID: "p", Argv: []string{long}}, true},
+		"many arguments":        {100, ProcessInfo{ID: "p", Argv: make([]string, 60_000)}, true},
+		"long errors":           {100, ProcessInfo{ID: "p", Error: long}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := serve(t, func(c *Conn, _ Call, _ []*os.File) {
+				for range tt.n {
+					if c.Event(tt.info) != nil {
+						return
+					}
+				}
+				_ = c.End(nil)
+			})
+			all, err := c.List(t.Context())
+			if !tt.ok {
+				if !errs.Is(err, errs.Internal) || all != nil {
+					t.Errorf("%d processes, %v", len(all), err)
+				}
+				return
+			}
+			held := 0
+			for _, i := range all {
+				held += i.texts()
+			}
+			if err != nil || len(all) != tt.n || held > maxListedText || all[0].texts() != tt.info.texts() {
+				t.Errorf("%d processes with %d bytes of text, the first with %d: %v", len(all), held, all[0].texts(), err)
+			}
+		})
+	}
+	for n, ok := range map[int]bool{maxRuns: true, maxRuns + 1: false} {
+		c := serve(t, func(c *Conn, _ Call, _ []*os.File) {
+			for range n {
+				if c.Event(RunInfo{ID: "r"}) != nil {
+					return
+				}
+			}
+			_ = c.End(nil)
+		})
+		if all, err := c.ContextRuns(t.Context(), "c"); (err == nil) != ok || ok && len(all) != n {
+			t.Errorf("of %d runs: %d, %v", n, len(all), err)
+		}
 	}
 }
 

@@ -37,6 +37,8 @@ const (
 	MaxForkBatch = 16
 	// MaxQueued bounds the runs that wait in one context.
 	MaxQueued = 64
+	// KeepRuns is how many ended runs a context remembers; what they said goes when memory is short.
+	KeepRuns = 64
 	// DefaultRunBuffer bounds what is kept of one run's items, in bytes.
 	DefaultRunBuffer = 4 << 20
 	// MaxDriver bounds a driver's source.
@@ -461,8 +463,8 @@ func (c *Client) Contexts(ctx context.Context) ([]ContextInfo, error) {
 	return drained[ContextInfo](ctx, c, MethodContextList, nil, MaxContexts+MaxForks)
 }
 
-// maxRuns bounds how many runs ContextRuns takes from a guest.
-const maxRuns = 1 << 12
+// maxRuns bounds how many runs ContextRuns takes from a guest: those that ended, those that wait, and the one that executes.
+const maxRuns = KeepRuns + MaxQueued + 1
 
 // ContextRuns returns the runs of a context that the guest still knows, oldest first.
 func (c *Client) ContextRuns(ctx context.Context, id string) ([]RunInfo, error) {

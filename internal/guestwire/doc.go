@@ -28,7 +28,7 @@
 //	kind           from     bound       payload
 //	FrameCall   1  server   MaxPayload  length (2 bytes, big endian) of the Call as JSON, that, then its body as
 //	                                    JSON; files travel as SCM_RIGHTS with the first byte
-//	FrameReply  2  guest    MaxControl  the method's answer as JSON
+//	FrameReply  2  guest    MaxPayload  the method's answer as JSON
 //	FrameFail   3  guest    MaxFailure  Failure as JSON; the last frame of a call
 //	FrameData   4  both     MaxPayload  bytes
 //	FrameOutput 5  guest    MaxPayload  stream (1 byte), offset (8 bytes, big endian), bytes

@@ -11,9 +11,9 @@ const Version = 1
 
 // Bounds of payloads, in bytes. A frame that says more is refused before it is read.
 const (
-	// MaxPayload bounds calls, data and output.
+	// MaxPayload bounds calls, data and output, and replies, which may repeat what a call has brought.
 	MaxPayload = 1 << 20
-	// MaxControl bounds replies, events and ends.
+	// MaxControl bounds events and ends.
 	MaxControl = 256 << 10
 	// MaxFailure bounds failures.
 	MaxFailure = 16 << 10
@@ -49,9 +49,9 @@ const (
 // bound returns the largest payload of k, and whether k is a kind at all.
 func (k Kind) bound() (int, bool) {
 	switch k {
-	case FrameCall, FrameData, FrameOutput, FrameItem:
+	case FrameCall, FrameReply, FrameData, FrameOutput, FrameItem:
 		return MaxPayload, true
-	case FrameReply, FrameEvent, FrameEnd:
+	case FrameEvent, FrameEnd:
 		return MaxControl, true
 	case FrameFail:
 		return MaxFailure, true

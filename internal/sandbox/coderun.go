@@ -36,9 +36,6 @@ type codeRun struct {
 	watched  bool
 }
 
-// keepRuns is how many runs of a context are kept; the guest keeps about as many.
-const keepRuns = 64
-
 // RunCode runs code, sends what it says to sink and returns the run once it has ended and its end is
 // recorded. If ctx ends or sink fails before that, the run goes on, and CodeItems follows it from any
 // item. Running an id that exists in the context follows that run from its beginning. Kinds:
@@ -154,7 +151,7 @@ func (c *codeContext) enterRun(p Principal, runID string) (r *codeRun, fresh boo
 	}
 	c.runs[runID] = r
 	c.order = append(c.order, r)
-	for i := 0; len(c.order) > keepRuns+guestwire.MaxQueued && i < len(c.order); {
+	for i := 0; len(c.order) > guestwire.KeepRuns+guestwire.MaxQueued && i < len(c.order); {
 		if old := c.order[i]; old.info.End != RunNone {
 			delete(c.runs, old.id)
 			c.order = slices.Delete(c.order, i, i+1)

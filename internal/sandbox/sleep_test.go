@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +123,21 @@ func TestPauseFilesSurvivesACrash(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	s.exec(sb.ID, "echo")
+}
+
+// As much environment as a sandbox may have comes back from its guest.
+func TestPauseFilesKeepsALargeEnvironment(t *testing.T) {
+	s := newWorld(t).serve()
+	env := map[string]string{}
+	for i := range 4 {
+		env[fmt.Sprint("A", i)] = strings.Repeat("x", maxText/4-8)
+	}
+	sb := s.create(admin, Spec{Env: env})
+	s.sleeps(sb.ID)
+	s.wakes(sb.ID)
+	if out := s.exec(sb.ID, "env").Stdout; bytes.Count(out, []byte("x")) < maxText-100 {
+		t.Errorf("%d bytes of the environment are left", len(out))
+	}
 }
 
 func TestPauseFilesAtTheEnd(t *testing.T) {

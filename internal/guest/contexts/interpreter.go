@@ -10,12 +10,8 @@ import (
 	"casemate.dev/internal/guestwire"
 )
 
-const (
-	// keepRuns is how many ended runs a context remembers; what they said goes when memory is short.
-	keepRuns = 64
-	// maxStray bounds what is kept of what was printed between two runs.
-	maxStray = 64 << 10
-)
+// maxStray bounds what is kept of what was printed between two runs.
+const maxStray = 64 << 10
 
 // interpreter is one context.
 type interpreter struct {
@@ -223,9 +219,9 @@ func (c *interpreter) refusalLocked() error {
 	return nil
 }
 
-// forgetLocked drops the oldest ended runs beyond keepRuns.
+// forgetLocked drops the oldest ended runs beyond guestwire.KeepRuns.
 func (c *interpreter) forgetLocked() {
-	for i := 0; len(c.order) > keepRuns+guestwire.MaxQueued && i < len(c.order); {
+	for i := 0; len(c.order) > guestwire.KeepRuns+guestwire.MaxQueued && i < len(c.order); {
 		r := c.order[i]
 		if r.info.End == guestwire.RunNone {
 			i++
