@@ -288,6 +288,9 @@ func (m *Manager) ListContexts(ctx context.Context, p Principal, ref string) ([]
 	if b == nil {
 		return nil, &TransitionError{ID: stopped.ID, From: stopped.State}
 	}
+	if err := b.settled(ctx); err != nil {
+		return nil, err
+	}
 	if err := m.refreshContexts(ctx, b); err != nil {
 		return nil, err
 	}

@@ -67,8 +67,12 @@ func (m *Manager) finishEnd(b *box, stopping journal.Pending) {
 	if !m.endChildren(b) || !m.destroy(b) {
 		return // it stays stopping, for the next server
 	}
+	<-b.ready // what asks its guest ends with that
 	m.endProcesses(b)
 	m.endContexts(b)
+	if err := m.endUntold(b); err != nil {
+		m.log.Error("cannot record the ends of a sandbox's processes", "sandbox", b.id, "error", err)
+	}
 	b.changes.look()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.Defaults.Stop)
 	defer cancel()
@@ -151,6 +155,24 @@ func (m *Manager) endProcesses(b *box) {
 		m.finish(pr, guestwire.ProcessInfo{ID: pr.id, End: guestwire.EndSandboxStopped}, nil)
 		pr.closeScope()
 	}
+}
+
+// endUntold records the end of the processes of an earlier server that the sandbox's guest has not told of.
+func (m *Manager) endUntold(b *box) error {
+	b.mu.Lock()
+	untold, reason := b.untold, b.sb.EndReason
+	b.mu.Unlock()
+	if !untold {
+		return nil
+	}
+	end := EndSandboxStopped
+	if reason == EndLost {
+		end = EndProcessLost
+	}
+	if err := m.db.Flush(); err != nil { // what it did tell of
+		return err
+	}
+	return m.closeProcesses(context.WithoutCancel(m.ctx), b.id, end)
 }
 
 // follow waits for the first process of the instance to end by itself.

@@ -12,6 +12,9 @@ import (
 // activity.
 func (m *Manager) FindProcess(ctx context.Context, p Principal, ref string, pid int, tag string) (Process, error) {
 	b, err := m.alive(ctx, p, ref)
+	if err == nil {
+		err = b.settled(ctx)
+	}
 	if err != nil {
 		return Process{}, err
 	}
@@ -38,6 +41,9 @@ func (m *Manager) FindProcess(ctx context.Context, p Principal, ref string, pid 
 // not count as activity.
 func (m *Manager) RunningProcesses(ctx context.Context, p Principal, ref string) ([]Process, error) {
 	b, err := m.alive(ctx, p, ref)
+	if err == nil {
+		err = b.settled(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}

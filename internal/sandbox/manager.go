@@ -149,7 +149,8 @@ type box struct {
 	// life is held, by a token in it, by what takes several steps on a live sandbox: pause, resume,
 	// update of limits. Ending does not wait for it.
 	life chan struct{}
-	// ready is closed once it no longer is starting, ended once it is stopped.
+	// ready is closed once it is known what runs in it, for which calls wait: its guest must tell of what an earlier server, or a
+	// memory image, has left running. ended is closed once it is stopped.
 	ready chan struct{}
 	ended chan struct{}
 
@@ -164,6 +165,8 @@ type box struct {
 	restored bool
 	// placeholders are the variables that it was granted and that hold placeholders of secrets. It is the create's alone.
 	placeholders []string
+	// untold says that the store holds processes of an earlier server that its guest has not told of.
+	untold bool
 	// leaving is set while the instance is taken down and the sandbox stays.
 	leaving bool
 	// bound is the commit whose files it is to get, from before that is recorded; "": none.
@@ -243,6 +246,22 @@ func (b *box) acquire(ctx context.Context) error {
 }
 
 func (b *box) release() { <-b.life }
+
+// settled waits until it is known what runs in the sandbox. What is about one that still starts finds that out by itself.
+func (b *box) settled(ctx context.Context) error {
+	b.mu.Lock()
+	starting := b.sb.State == Starting
+	b.mu.Unlock()
+	if starting {
+		return nil
+	}
+	select {
+	case <-b.ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 func (b *box) notUsable(to State) error {
 	b.mu.Lock()

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 // RecoverReport tells what Recover did.
 type RecoverReport struct {
 	Adopted   []string // sandboxes taken up again
+	Waiting   []string // sandboxes whose guests had not told by then what runs in them
 	Lost      []string // sandboxes found dead, or that never came to run
 	Processes int      // running processes followed again
 	Removed   []string // leftovers, one line each
@@ -27,18 +29,71 @@ type RecoverReport struct {
 
 // recovery is a report in the making.
 type recovery struct {
-	// mu guards the field below.
-	mu     sync.Mutex
-	report RecoverReport
+	asking sync.WaitGroup // guests
+	// mu guards the fields below.
+	mu      sync.Mutex
+	report  RecoverReport
+	waiting map[string]bool // sandboxes whose guests are being asked
 }
 
-// adopters is how many sandboxes are looked at side by side; each mostly waits for its guest.
+// adopters is how many sandboxes are looked at side by side.
 const adopters = 16
+
+// asked says that a sandbox's guest is asked what runs in it.
+func (r *recovery) asked(b *box) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asking.Add(1)
+	r.waiting[b.id] = true
+}
+
+// told says that a guest has told of n processes, or err: that the sandbox is lost.
+func (r *recovery) told(b *box, n int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer r.asking.Done()
+	delete(r.waiting, b.id)
+	if err != nil {
+		r.report.Lost = append(r.report.Lost, b.id)
+		return
+	}
+	r.report.Adopted = append(r.report.Adopted, b.id)
+	r.report.Processes += n
+}
+
+// wait returns when all guests have told, or after limit: one that is slow, or says that it is, must not hold all others up.
+func (r *recovery) wait(ctx context.Context, limit time.Duration) error {
+	all := make(chan struct{})
+	go func() {
+		r.asking.Wait()
+		close(all)
+	}()
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-all:
+	case <-t.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// done returns the report as it is by now.
+func (r *recovery) done() RecoverReport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	report := r.report
+	report.Adopted, report.Lost = slices.Sorted(slices.Values(report.Adopted)), slices.Sorted(slices.Values(report.Lost))
+	report.Waiting = slices.Sorted(maps.Keys(r.waiting))
+	return report
+}
 
 // Recover takes up what an earlier server left, whenever and however it ended. Sandboxes that run
 // are adopted: their processes went on, and what they printed is there. The others are recorded as
 // lost. Everything that belongs to none is removed: instances, writable layers. Timers are set
-// again; a sandbox whose time is over ends. It must be called once, before any other method.
+// again; a sandbox whose time is over ends. A guest that takes longer than the connect timeout to tell what runs is waited for in
+// the background, and calls to its sandbox wait with it. It must be called once, before any other method.
 func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
 	began := m.clock.Now()
 	rows, err := m.db.LiveSandboxes(ctx)
@@ -48,7 +103,7 @@ func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
 	if len(rows) > 0 {
 		m.log.Info("adopting sandboxes", "count", len(rows))
 	}
-	r := &recovery{}
+	r := &recovery{waiting: map[string]bool{}}
 	var g errgroup.Group
 	g.SetLimit(adopters)
 	for _, row := range rows {
@@ -60,18 +115,20 @@ func (m *Manager) Recover(ctx context.Context) (RecoverReport, error) {
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return r.report, err
+		return r.done(), err
+	}
+	if err := r.wait(ctx, m.cfg.Defaults.Connect); err != nil {
+		return r.done(), err
 	}
 	m.joinFamilies()
 	m.adoptNetworks(ctx)
-	report := r.report
-	report.Removed = m.sweep(ctx)
+	removed := m.sweep(ctx)
 	m.purgeKeys()
-	slices.Sort(report.Adopted)
-	slices.Sort(report.Lost)
+	report := r.done()
+	report.Removed = removed
 	report.Took = m.clock.Now().Sub(began)
 	if len(rows) > 0 || len(report.Removed) > 0 {
-		m.log.Info("adopted sandboxes", "count", len(report.Adopted), "processes", report.Processes, "lost", len(report.Lost),
+		m.log.Info("adopted sandboxes", "count", len(report.Adopted), "processes", report.Processes, "waiting", len(report.Waiting), "lost", len(report.Lost),
 			"leftovers_removed", len(report.Removed), "took", report.Took)
 	}
 	return report, nil
@@ -107,8 +164,8 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 	b.guest = guestwire.NewClient(b.inst.Dial)
 	b.backend = m.cfg.Backends[s.Spec.Isolation]
 	m.resumeTracking(ctx, b)
-	close(b.ready)
 	if s.State == Stopping {
+		close(b.ready)
 		m.take(b)
 		if err := m.closeProcesses(ctx, b.id, EndSandboxStopped); err != nil {
 			return err
@@ -116,16 +173,7 @@ func (m *Manager) recoverOne(ctx context.Context, row store.Sandbox, r *recovery
 		m.background(func() { m.finishEnd(b, journal.Pending{}) })
 		return nil
 	}
-	n, err := m.takeUp(ctx, b)
-	if err != nil {
-		m.log.Warn("cannot take up a sandbox", "sandbox", b.id, "error", err)
-		m.destroyQuietly(ctx, inst)
-		return m.lost(ctx, b, r, ending{EndLost, "its guest did not answer when the server started"})
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.report.Adopted = append(r.report.Adopted, b.id)
-	r.report.Processes += n
+	m.takeUp(b, r)
 	return nil
 }
 
@@ -161,17 +209,49 @@ func (m *Manager) take(b *box) {
 	m.owned[b.owner]++
 }
 
-// takeUp makes an adopted instance a box again, and returns how many processes run in it.
-func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
-	// The kernel may disagree with the state where the server was killed between the two.
-	paused, still := b.sb.State == Paused, b.sb.Applied.Runtime != ""
-	agree := b.inst.Thaw
-	h, ok := b.inst.now().(isolation.Holder)
-	held := ok && h.Held(ctx)       // frozen for an attempt while no server ran
+// takeUp makes an adopted instance a box again. What runs in it is asked of its guest in the background, however long that takes;
+// until then nothing but its end changes it.
+func (m *Manager) takeUp(b *box, r *recovery) {
+	b.gauge = newGauge(m.clock.Now())
+	b.untold = true
+	b.life <- struct{}{}
+	up, paused, still := b.up, b.sb.State == Paused, b.sb.Applied.Runtime != ""
+	m.take(b)
+	r.asked(b)
+	m.background(func() {
+		ctx, cancel := context.WithCancel(m.ctx)
+		defer cancel()
+		defer context.AfterFunc(up, cancel)()
+		n, err := m.ask(ctx, b, paused, still)
+		down := m.ctx.Err() != nil // then the next server asks
+		if err != nil && !down {
+			m.log.Warn("cannot take up a sandbox", "sandbox", b.id, "error", err)
+			m.beginEnd(b, "", EndLost, "its guest did not answer when the server started") // no effect where it is being ended already
+		}
+		b.release()
+		close(b.ready)
+		if err != nil && !down {
+			select {
+			case <-b.ended:
+			case <-m.ctx.Done():
+			}
+		}
+		r.told(b, n, err)
+	})
+}
+
+// ask makes an instance, which the kernel may not hold as its state says where the server was killed between the two, agree with
+// that again, and asks its guest what runs in it. It returns how many processes do. still says that its guest stands still too
+// while it is paused.
+func (m *Manager) ask(ctx context.Context, b *box, paused, still bool) (int, error) {
+	inst := b.inst.now() // as soon as its timers run, it may be paused without memory
+	h, ok := inst.(isolation.Holder)
+	held := ok && h.Held(ctx) // frozen for an attempt while no server ran
+	agree := inst.Thaw
 	if (paused || held) && !still { // a runtime is paused below, when its guest can still be asked
-		agree = b.inst.Freeze
+		agree = inst.Freeze
 	}
-	if err := agree(ctx); err != nil {
+	if err := m.promptly(ctx, agree); err != nil {
 		return 0, err
 	}
 	lctx, cancel := m.prompt(ctx, b.guest)
@@ -181,22 +261,23 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 		return 0, cause(lctx, err)
 	}
 	m.dropImage(b) // of a pause or a commit that was not finished
-	b.gauge = newGauge(m.clock.Now())
-	m.readOOM(b)         // where counting begins
-	inst := b.inst.now() // as soon as its timers run, it may be paused without memory
-	m.take(b)
+	m.readOOM(b)   // where counting begins
 	running, err := m.takeUpProcesses(ctx, b, infos)
 	if err == nil {
 		err = m.takeUpContexts(ctx, b)
 	}
 	if err == nil && paused && still { // its guest stood still too, and had to be asked first
-		err = b.inst.Freeze(ctx)
+		err = m.promptly(ctx, inst.Freeze)
 	}
 	if err != nil {
-		m.forget(b)
 		return 0, err
 	}
 	b.mu.Lock()
+	b.untold = false
+	if b.sb.State != Running && b.sb.State != Paused { // it ends meanwhile
+		defer b.mu.Unlock()
+		return 0, &TransitionError{ID: b.id, From: b.sb.State}
+	}
 	b.sb.LastActive = wall(m.clock.Now()) // how long nobody could use it does not count
 	//casemate:fact server sandbox.adopted state text
 	//casemate:fact server sandbox.adopted processes number that run
@@ -222,6 +303,13 @@ func (m *Manager) takeUp(ctx context.Context, b *box) (int, error) {
 	return len(running), nil
 }
 
+// promptly calls what the kernel, or a runtime, does to an instance at once, within the stop timeout.
+func (m *Manager) promptly(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Defaults.Stop)
+	defer cancel()
+	return f(ctx)
+}
+
 // takeUpProcesses compares what the guest says with what the store holds: what ended meanwhile is
 // recorded, and what the guest does not know any more is lost. It returns those that run.
 func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire.ProcessInfo) ([]*proc, error) {
@@ -238,6 +326,9 @@ func (m *Manager) takeUpProcesses(ctx context.Context, b *box, infos []guestwire
 	var running []*proc
 	old := len(infos) - keepEnded // these, if they have ended, need no entry: they come first
 	for i, info := range infos {
+		if err := ctx.Err(); err != nil { // a guest may take its time to tell what each of them said
+			return nil, err
+		}
 		known, isOpen := open[info.ID]
 		delete(open, info.ID)
 		if i < old && info.End != guestwire.EndNone && !isOpen {

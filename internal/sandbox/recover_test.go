@@ -3,7 +3,10 @@ package sandbox
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -12,6 +15,8 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
+	"casemate.dev/internal/isolation"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/testenv"
 )
@@ -373,4 +378,148 @@ func workForever(t *testing.T, dir string) {
 		}()
 	}
 	select {}
+}
+
+// idlers is a backend of which some sandboxes, once an earlier server's, have guests that say that they live, and do nothing else
+// until awake is closed.
+type idlers struct {
+	isolation.Backend
+	idle  map[string]bool
+	awake chan struct{}
+}
+
+// Adopt implements isolation.Backend.
+func (b *idlers) Adopt(ctx context.Context, record json.RawMessage) (isolation.Instance, error) {
+	inst, err := b.Backend.Adopt(ctx, record)
+	if err != nil || !b.idle[inst.ID()] {
+		return inst, err
+	}
+	return &idler{inst, b.awake}, nil
+}
+
+type idler struct {
+	isolation.Instance
+	awake <-chan struct{}
+}
+
+// Dial implements isolation.Instance.
+func (i *idler) Dial(ctx context.Context) (net.Conn, error) {
+	behind, err := i.Instance.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs := net.Pipe()
+	go func() {
+		defer func() { _ = theirs.Close() }()
+		defer func() { _ = behind.Close() }()
+		call, _, err := guestwire.NewConn(theirs).ReadCall()
+		if err != nil {
+			return
+		}
+		if call.Method != guestwire.MethodStatus {
+			select {
+			case <-i.awake:
+			case <-i.Done():
+				return
+			}
+		}
+		payload, err := guestwire.AppendCall(nil, call)
+		if err != nil || guestwire.WriteFrame(behind, guestwire.FrameCall, payload) != nil {
+			return
+		}
+		go func() { _, _ = io.Copy(behind, theirs) }()
+		_, _ = io.Copy(theirs, behind)
+	}()
+	return ours, nil
+}
+
+// idling starts a server after another one had n sandboxes, each with a process, whose guests idle by now. Beside them is one whose
+// guest does not.
+func idling(t *testing.T, n int, d Defaults) (s *server, b *idlers, idle []string, good string) {
+	w := newWorld(t)
+	s = w.serve()
+	b = &idlers{idle: map[string]bool{}, awake: make(chan struct{})}
+	for range n {
+		sb := s.create(alice, Spec{})
+		s.start(sb.ID, ProcessSpec{ID: "job", Argv: []string{"sh", "-c", "echo before; cat"}, Stdin: true})
+		idle, b.idle[sb.ID] = append(idle, sb.ID), true
+	}
+	good = s.create(alice, Spec{}).ID
+	s.stop(false)
+	w.shape = func(c *Config) {
+		b.Backend = c.Backends["fake"]
+		c.Backends["fake"] = b
+		c.Defaults.Connect, c.Defaults.Start = d.Connect, d.Start
+	}
+	slices.Sort(idle)
+	return w.serve(), b, idle, good
+}
+
+// VULNERABILITY: a server that starts asks each guest what runs, and one that says that it lives is waited for.
+// ATTACK: guests, more than are asked side by side, that say so and tell of nothing.
+// VERIFIES: the server starts, takes up the others and answers; a guest that was only slow loses nothing.
+func TestIdleGuestsDoNotHoldAStart(t *testing.T) {
+	s, b, idle, good := idling(t, adopters+4, Defaults{Connect: time.Second, Start: time.Minute})
+	if !slices.Equal(s.report.Waiting, idle) || !slices.Equal(s.report.Adopted, []string{good}) || len(s.report.Lost) > 0 {
+		t.Errorf("report %+v", s.report)
+	}
+	if r := s.exec(good, "echo", "on"); string(r.Stdout) != "on\n" {
+		t.Errorf("the other sandbox says %q", r.Stdout)
+	}
+	answer := make(chan error, len(idle))
+	for _, id := range idle {
+		if st := s.state(id); st != Running {
+			t.Errorf("a sandbox that is waited for is %s", st)
+		}
+		go func() {
+			_, err := s.Input(context.Background(), alice, id, "job", -1, []byte("after\n"), true)
+			answer <- err
+		}()
+	}
+	if len(answer) > 0 {
+		t.Errorf("input is taken before it is known what runs: %v", <-answer)
+	}
+	close(b.awake)
+	for _, id := range idle {
+		if err := testenv.Receive(t, "input is taken", answer); err != nil {
+			t.Error(err)
+		}
+		if p := s.wait(id, "job"); p.End != EndExited {
+			t.Errorf("its process: %+v", p)
+		}
+		g := &gather{}
+		if _, err := s.Output(t.Context(), alice, id, "job", OutputOptions{}, g); err != nil || g.data.String() != "before\nafter\n" {
+			t.Errorf("its output: %q, %v", g.data.String(), err)
+		}
+		s.history(id)
+	}
+	checkNoOrphans(t, s)
+}
+
+// One that never tells is given up, with its processes; one that is deleted meanwhile is gone at once.
+func TestIdleGuestsAfterAStart(t *testing.T) {
+	for name, tt := range map[string]struct {
+		limits Defaults
+		do     func(s *server, id string)
+		reason EndReason
+		end    End
+	}{
+		"given up": {Defaults{Connect: 10 * time.Millisecond, Start: 30 * time.Millisecond}, func(*server, string) {}, EndLost, EndProcessLost},
+		"deleted": {Defaults{Connect: time.Second, Start: time.Hour}, func(s *server, id string) {
+			if _, err := s.Delete(t.Context(), alice, id); err != nil {
+				t.Error(err)
+			}
+		}, EndDeleted, EndSandboxStopped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, idle, _ := idling(t, 1, tt.limits)
+			tt.do(s, idle[0])
+			s.stops(idle[0], tt.reason)
+			if p, err := s.GetProcess(t.Context(), alice, idle[0], "job"); err != nil || p.End != tt.end {
+				t.Errorf("its process: %+v, %v", p, err)
+			}
+			s.history(idle[0])
+			checkNoOrphans(t, s)
+		})
+	}
 }

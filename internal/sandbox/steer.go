@@ -99,6 +99,7 @@ func (m *Manager) WaitProcess(ctx context.Context, p Principal, ref, processID s
 	if b == nil {
 		return m.process(ctx, stopped.ID, processID)
 	}
+	_ = b.settled(ctx) // else it is told as it is now
 	pr := b.proc(processID)
 	if pr == nil {
 		return m.process(ctx, b.id, processID)

@@ -20,6 +20,9 @@ func (m *Manager) useIn(ctx context.Context, p Principal, ref string, pausedToo 
 	if b == nil {
 		return nil, &TransitionError{ID: stopped.ID, From: stopped.State}
 	}
+	if err := b.settled(ctx); err != nil {
+		return nil, err
+	}
 	if err := m.enter(b, pausedToo); err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ type Server struct {
 
 // New opens and recovers everything, and listens; Run serves. On error nothing is left open. The
 // order below matters: each part is opened after those it needs, and nobody can call before what an
-// earlier server left behind is adopted or removed.
+// earlier server left behind is adopted, but for what slow guests still have to tell, or removed.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	cfg.fill()
 	s := &Server{cfg: cfg, log: cfg.Log, began: time.Now(), undo: cleanup.New(), e2bOpen: make(chan struct{})}
@@ -125,7 +125,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// 7. The domain, and what an earlier server left: adopted or removed before anybody can ask.
+	// 7. The domain, and what an earlier server left: adopted or removed before anybody can ask, but for what slow guests still have to tell.
 	domain := sandbox.Config{
 		DB: s.db, Journal: events, Backends: s.backends, Roots: roots, Clock: clock.New(), Log: s.log,
 		Defaults: cfg.Defaults, MaxSandboxes: cfg.MaxSandboxes, MaxPerPrincipal: cfg.MaxPerKey,
