@@ -142,6 +142,8 @@ func TestWrongRequests(t *testing.T) {
 		{"bad mode", "PUT", "/v1/sandboxes/" + box + "/files?path=x&mode=9", "x", 400, "invalid_argument"},
 		{"bad label", "GET", "/v1/sandboxes?label=x", "", 400, "invalid_argument"},
 		{"bad depth", "GET", "/v1/sandboxes/" + box + "/files/list?path=/&depth=-1", "", 400, "invalid_argument"},
+		{"no such parameter", "GET", "/v1/sandboxes/" + box + "/files/list?path=/&bogus=1", "", 400, "invalid_argument"},
+		{"a body where none goes", "GET", "/v1/sandboxes/" + box + "/files/list?path=/", `{"path": "/"}`, 400, "invalid_argument"},
 		{"own path", "GET", "/-/nothing", "", 404, "not_found"},
 		{"own method", "POST", "/-/health", "{}", 400, "invalid_argument"},
 		{"long idempotency key", "POST", "/v1/sandboxes", `{}`, 400, "invalid_argument"},

@@ -269,6 +269,9 @@ func (w *restWriter) finish(text string) {
 		return
 	}
 	kind := errs.InvalidArgument
+	if asked := askedWrong(text); asked != "" && w.status == http.StatusInternalServerError {
+		text, w.status = asked, kind.Map().HTTP
+	}
 	switch w.status {
 	case http.StatusNotFound:
 		kind = errs.NotFound
@@ -293,6 +296,22 @@ func (w *restWriter) finish(text string) {
 	problem{Code: kind.String(), Message: text, Hint: "docs/api.md lists the paths and their methods", kind: kind}.
 		write(w.ResponseWriter, w.status)
 	w.status = 0
+}
+
+// askedWrong words what Vanguard takes for a fault of its own, and is the caller's; "": it is not.
+func askedWrong(text string) string {
+	var p problem // as restCodec writes it, of what Vanguard refused before it had a type
+	if json.Unmarshal([]byte(text), &p) == nil {
+		text = p.Message
+	}
+	if rest, ok := strings.CutPrefix(text, "unknown field in field path "); ok {
+		name, _, _ := strings.Cut(rest, ": element ")
+		return "there is no parameter " + name
+	}
+	if strings.HasPrefix(text, "request should have no body") {
+		return "the request takes no body"
+	}
+	return ""
 }
 
 // Unwrap lets http.ResponseController through.
