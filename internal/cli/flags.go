@@ -46,7 +46,7 @@ func (f *sandboxFlags) register(cmd *cobra.Command) {
 	fl.Var(&f.disk, "disk", "limit on what it writes, as 500m or 10g")
 	fl.Int32Var(&f.pids, "pids", 0, "limit on processes and threads")
 	fl.Int32Var(&f.openFiles, "open-files", 0, "limit on open files of each process")
-	fl.Int64Var(&f.inodes, "inodes", 0, "limit on the number of files it makes")
+	fl.Int64Var(&f.inodes, "inodes", 0, "limit on the number of files it makes, where the store can count them (inspect says so)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment `NAME=VALUE`; NAME alone takes the value from here (repeatable)")
 	fl.StringArrayVar(&f.labels, "label", nil, "label `KEY=VALUE` (repeatable)")
 	fl.StringArrayVar(&f.workspaces, "workspace", nil, "show host folder `DIR[:TARGET]` inside as copy-on-write, at /workspace by default, where processes then start (repeatable)")

@@ -154,7 +154,7 @@ func (v view) state() string {
 	return strings.Join(parts, ", ")
 }
 
-// limitsText shows the limits asked for, and where the server's store backs less disk, what really holds.
+// limitsText shows the limits asked for, and where the server's store backs less disk or can't count files, what really holds.
 func limitsText(l, applied *client.Limits) string {
 	disk := formatSize(l.GetDiskBytes())
 	if n := applied.GetDiskBytes(); n > 0 && n < l.GetDiskBytes() {
@@ -168,7 +168,11 @@ func limitsText(l, applied *client.Limits) string {
 		fmt.Sprintf("%d open files", l.GetOpenFiles()),
 	}
 	if l.GetInodes() > 0 {
-		parts = append(parts, plural(l.GetInodes(), "file", "files"))
+		files := plural(l.GetInodes(), "file", "files")
+		if applied.GetDiskBytes() > 0 && applied.GetInodes() == 0 {
+			files = "as many files as the disk takes (not " + files + ": the store can't count them)"
+		}
+		parts = append(parts, files)
 	}
 	return strings.Join(parts, ", ")
 }
@@ -207,7 +211,7 @@ func appliedTable(sb *client.Sandbox) *table {
 	t.add("seccomp", yes(ap.GetSeccomp() != "", ap.GetSeccomp()))
 	t.add("landlock", yes(ap.GetLandlockAbi() > 0, fmt.Sprintf("ABI %d", ap.GetLandlockAbi())))
 	t.add("cgroup", yes(ap.GetCgroupVersion() > 0, fmt.Sprintf("v%d", ap.GetCgroupVersion())))
-	t.add("disk limit", yes(ap.GetDisk() != "", ap.GetDisk()))
+	t.add("disk limit", yes(ap.GetDisk() != "", diskText(ap.GetDisk(), ap.GetLimits())))
 	t.add("network", networkText(sb))
 	t.add("calls", callsText(ap.GetCalls()))
 	t.add("guest", map[bool]string{true: "apart from the payload", false: "with the payload"}[ap.GetGuestSeparated()])
@@ -215,6 +219,14 @@ func appliedTable(sb *client.Sandbox) *table {
 		t.add("missing", cell{m, red})
 	}
 	return t
+}
+
+// diskText names what limits the disk, and where that counts no files, says so.
+func diskText(mechanism string, applied *client.Limits) string {
+	if applied.GetInodes() == 0 {
+		return mechanism + ", files by their bytes"
+	}
+	return mechanism
 }
 
 // callsText says which system calls are observed, and what an attempt brings about.

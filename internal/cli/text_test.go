@@ -109,18 +109,25 @@ func TestQuoteArgv(t *testing.T) {
 }
 
 func TestLimitsText(t *testing.T) {
-	asked := &client.Limits{MemoryBytes: 1 << 30, Cpus: 1.8, Pids: 512, OpenFiles: 4096, DiskBytes: 2 << 30}
+	asked := &client.Limits{MemoryBytes: 1 << 30, Cpus: 1.8, Pids: 512, OpenFiles: 4096, DiskBytes: 2 << 30, Inodes: 5000}
 	tests := map[string]struct {
 		applied *client.Limits
 		want    string
 	}{
 		"all of it":          {&client.Limits{DiskBytes: 2 << 30}, "disk 2 GiB,"},
 		"less":               {&client.Limits{DiskBytes: 1 << 30}, "disk 1 GiB (of 2 GiB: the store has no more),"},
-		"nothing said of it": {nil, "disk 2 GiB,"},
+		"nothing said of it": {nil, "disk 2 GiB, 4096 open files, 5000 files"},
+		"files counted":      {&client.Limits{DiskBytes: 2 << 30, Inodes: 5000}, ", 5000 files"},
+		"files not counted":  {&client.Limits{DiskBytes: 2 << 30}, ", as many files as the disk takes (not 5000 files: the store can't count them)"},
 	}
 	for name, tt := range tests {
 		if got := limitsText(asked, tt.applied); !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
+	}
+	for inodes, want := range map[int64]string{5000: "project", 0: "project, files by their bytes"} {
+		if got := diskText("project", &client.Limits{Inodes: inodes}); got != want {
+			t.Errorf("%d files: %s, want %s", inodes, got, want)
 		}
 	}
 }

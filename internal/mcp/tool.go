@@ -115,9 +115,6 @@ func toolError(err error) error {
 	if e.Kind != "" {
 		text = string(e.Kind) + ": " + text
 	}
-	if e.ID != "" {
-		text += " (" + e.ID + " in the server's log)"
-	}
 	hint := e.Hint
 	if e.Kind == client.NotFound && (hint == "" || strings.HasPrefix(hint, "casemate ")) { // the command line's own hints
 		hint = "list_sandboxes, list_processes and list_files show what there is"
