@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -255,14 +254,6 @@ func (w *restWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// unknownParameter returns the name in what Vanguard (0.4.0) says of a query's parameter that no field has, which it takes for
-// a fault of the server's.
-func unknownParameter(text string) (string, bool) {
-	_, text, ok := strings.Cut(text, "unknown field in field path ")
-	name, _, _ := strings.Cut(strings.TrimLeft(text, `\"`), `"`) // the text may lie in JSON
-	return strings.TrimRight(name, `\`), ok
-}
-
 // finish writes a text error as JSON, unless that is done. text may be empty.
 func (w *restWriter) finish(text string) {
 	if w.status == 0 {
@@ -276,10 +267,6 @@ func (w *restWriter) finish(text string) {
 	case http.StatusNotFound:
 		kind = errs.NotFound
 	case http.StatusInternalServerError:
-		if name, ok := unknownParameter(text); ok {
-			w.status, text = http.StatusBadRequest, "there is no parameter "+strconv.Quote(name)
-			break
-		}
 		kind, text = errs.Internal, ""
 	}
 	if text == "" {
@@ -298,7 +285,7 @@ func (w *restWriter) finish(text string) {
 	w.status = 0
 }
 
-// askedWrong words what Vanguard takes for a fault of its own, and is the caller's; "": it is not.
+// askedWrong words what Vanguard (0.4.0) takes for a fault of its own, and is the caller's; "": it is not.
 func askedWrong(text string) string {
 	var p problem // as restCodec writes it, of what Vanguard refused before it had a type
 	if json.Unmarshal([]byte(text), &p) == nil {

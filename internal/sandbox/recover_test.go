@@ -459,7 +459,7 @@ func idling(t *testing.T, n int, d Defaults) (s *server, b *idlers, idle []strin
 // ATTACK: guests, more than are asked side by side, that say so and tell of nothing.
 // VERIFIES: the server starts, takes up the others and answers; a guest that was only slow loses nothing.
 func TestIdleGuestsDoNotHoldAStart(t *testing.T) {
-	s, b, idle, good := idling(t, adopters+4, Defaults{Connect: time.Second, Start: time.Minute})
+	s, b, idle, good := idling(t, adopters+4, Defaults{Connect: 3 * time.Second, Start: time.Minute})
 	if !slices.Equal(s.report.Waiting, idle) || !slices.Equal(s.report.Adopted, []string{good}) || len(s.report.Lost) > 0 {
 		t.Errorf("report %+v", s.report)
 	}
@@ -505,7 +505,7 @@ func TestIdleGuestsAfterAStart(t *testing.T) {
 		end    End
 	}{
 		"given up": {Defaults{Connect: 10 * time.Millisecond, Start: 30 * time.Millisecond}, func(*server, string) {}, EndLost, EndProcessLost},
-		"deleted": {Defaults{Connect: time.Second, Start: time.Hour}, func(s *server, id string) {
+		"deleted": {Defaults{Connect: 3 * time.Second, Start: time.Hour}, func(s *server, id string) {
 			if _, err := s.Delete(t.Context(), alice, id); err != nil {
 				t.Error(err)
 			}
