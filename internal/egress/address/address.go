@@ -30,7 +30,7 @@ func v6(subnet, host byte) netip.Addr {
 
 // Sandbox returns a sandbox's addresses. The IPv4 ones lie in the range for tests of network devices (RFC
 // 2544), which belongs to nobody, the IPv6 ones in the range for local use (RFC 4193). The link holds four addresses of each: the
-// kernel remembers whom it looks for on a link in one table of the whole host, which a sandbox with more could fill.
+// kernel remembers whom it sends to on a link in one table of the whole host.
 func Sandbox() [2]netip.Prefix {
 	return [2]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, 0, 2}), 30), netip.PrefixFrom(v6(0, 2), 126)}
 }

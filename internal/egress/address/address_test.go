@@ -1,8 +1,10 @@
 package address
 
 import (
+	"errors"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -14,23 +16,34 @@ import (
 )
 
 // VULNERABILITY: whom the kernel looks for on any link of any namespace stands in one table of the host, of 1,024 entries by default
-// (net.ipv6.neigh.default.gc_thresh3). Once it is full, the host finds no new neighbour either.
-// ATTACK: a packet to each address that may be on a sandbox's link.
-// VERIFIES: only few are looked for. Twin: a link that holds as many as is usual.
+// (net.ipv4.neigh.default.gc_thresh3, and the same of IPv6). While it is full of them, the host finds no new neighbour either.
+// ATTACK: packets to addresses on a sandbox's link, and to others as if they were on it, which everybody may send.
+// VERIFIES: only few are looked for. Twins: a link that is wide as usual, and one that looks for neighbours as usual.
 func TestNeighboursAreFew(t *testing.T) {
 	testenv.Root(t)
 	wide := Sandbox()
 	wide[0], wide[1] = netip.PrefixFrom(wide[0].Addr(), 24), netip.PrefixFrom(wide[1].Addr(), 64)
-	for name, addrs := range map[string][2]netip.Prefix{"a sandbox's link": Sandbox(), "twin": wide} {
-		found := neighbours(t, addrs)
-		if few := found <= 4; few != (addrs == Sandbox()) {
-			t.Errorf("%s: %d neighbours are looked for", name, found)
+	for name, link := range map[string]struct {
+		addrs            [2]netip.Prefix
+		lookOut, noRoute bool // as neighbours has them
+		few4, few6       bool // are looked for
+	}{
+		"a sandbox's link":       {Sandbox(), false, false, true, true},
+		"past the routes":        {Sandbox(), false, true, true, true},
+		"twin, wide":             {wide, true, false, false, false},
+		"twin, past the routes":  {Sandbox(), true, true, false, true},
+		"narrow, that looks out": {Sandbox(), true, false, true, true},
+	} {
+		four, six := neighbours(t, link.addrs, link.lookOut, link.noRoute)
+		if (four <= 4) != link.few4 || (six <= 4) != link.few6 {
+			t.Errorf("%s: %d neighbours are looked for by IPv4, %d by IPv6", name, four, six)
 		}
 	}
 }
 
-// neighbours returns how many are looked for on a link with these addresses by who sends to 100 of each range.
-func neighbours(t *testing.T, addrs [2]netip.Prefix) (found int) {
+// neighbours returns how many are looked for on a link with these addresses by who sends to 100 of each range, and with noRoute
+// without regard to it. lookOut undoes that the kernel looks for nobody on the link.
+func neighbours(t *testing.T, addrs [2]netip.Prefix, lookOut, noRoute bool) (four, six int) {
 	t.Helper()
 	ns, err := netns.New()
 	if err != nil {
@@ -46,11 +59,24 @@ func neighbours(t *testing.T, addrs [2]netip.Prefix) (found int) {
 	}
 	defer func() { _ = f.Close() }()
 	err = netns.In(ns, func() error {
+		if lookOut {
+			link, err := netlink.LinkByIndex(index)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetARPOn(link); err != nil {
+				return err
+			}
+		}
+		d := net.Dialer{}
+		if noRoute {
+			d.Control = pastRoutes
+		}
 		for _, a := range addrs {
 			at := a.Addr()
 			for range 100 {
 				at = at.Next()
-				c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, 9)))
+				c, err := d.DialContext(t.Context(), "udp", netip.AddrPortFrom(at, 9).String())
 				if err != nil {
 					continue // the range's last address is for all on the link
 				}
@@ -60,8 +86,12 @@ func neighbours(t *testing.T, addrs [2]netip.Prefix) (found int) {
 		}
 		list, err := netlink.NeighList(index, netlink.FAMILY_ALL)
 		for _, n := range list {
-			if n.State&unix.NUD_PERMANENT == 0 && !n.IP.IsMulticast() {
-				found++
+			switch {
+			case n.State&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0 || n.IP.IsMulticast(): // has no place that another needs
+			case n.IP.To4() != nil:
+				four++
+			default:
+				six++
 			}
 		}
 		return err
@@ -69,5 +99,15 @@ func neighbours(t *testing.T, addrs [2]netip.Prefix) (found int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return found
+	return four, six
+}
+
+// pastRoutes has a socket send as if every address were on the link; no right is needed for it.
+func pastRoutes(_, _ string, c syscall.RawConn) error {
+	var err error
+	cerr := c.Control(func(fd uintptr) {
+		err = errors.Join(unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, Device),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DONTROUTE, 1))
+	})
+	return errors.Join(err, cerr)
 }

@@ -33,8 +33,8 @@ const addrGenModeNone = 1
 type Config struct {
 	Name string
 	MTU  int
-	// MAC is the namespace's end, PeerMAC the other one. The neighbour is entered for good, so that nothing
-	// asks for it.
+	// MAC is the namespace's end, PeerMAC the other one. The neighbour is entered for good, and nothing asks
+	// for it, or for any other.
 	MAC, PeerMAC net.HardwareAddr
 	// Addrs are the namespace's addresses, Gateways the ones of the default routes: one each for IPv4 and IPv6.
 	Addrs    []netip.Prefix
@@ -150,6 +150,9 @@ func configure(c Config) (int, error) {
 		},
 		func() error { return h.LinkSetHardwareAddr(link, c.MAC) },
 		func() error { return h.LinkSetMTU(link, c.MTU) },
+		// The kernel looks for nobody on the link. Whom it looks for stands in one table of the whole host until it is found
+		// or given up, and who binds a socket to the device and asks for no route (SO_DONTROUTE) has any address looked for.
+		func() error { return h.LinkSetARPOff(link) },
 		func() error { return h.LinkSetUp(link) },
 	}
 	for _, step := range steps {
