@@ -55,7 +55,7 @@ if [[ $part == all ]]; then
 	check 0 --cpus 1 -- sh -c 'test "$(nproc)" = 1'
 	check 137 --memory 128m -- python3 -c 'x = bytearray(1 << 30)'
 	check 124 --timeout 5s -- sh -c 'setsid sleep 600 & sleep 600'
-	check 2 --pids 40 -- sh -c 'i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null' # dash's word for "can't fork"
+	check 2 --pids 40 -- sh -c 'i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done 2>/dev/null' # dash's word for "can't fork"
 fi
 if [[ $part != contexts ]]; then
 	echo "=== gVisor"
@@ -64,7 +64,7 @@ if [[ $part != contexts ]]; then
 	check 42 --isolation gvisor -- sh -c 'exit 42'
 	check 137 --isolation gvisor --memory 256m -- python3 -c 'x = bytearray(1 << 30)'
 	check 124 --isolation gvisor --timeout 20s -- sh -c 'setsid sleep 600 & sleep 600'
-	check 2 --isolation gvisor --pids 60 -- sh -c 'i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null'
+	check 2 --isolation gvisor --pids 60 -- sh -c 'i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done 2>/dev/null'
 	"$casemate" create --isolation gvisor --name g --disk 100m
 	"$casemate" inspect g | grep -E 'cgroup +v2'
 	"$casemate" exec g -- sh -c 'echo kept >/home/user/kept'
