@@ -104,7 +104,7 @@ libc, n = ctypes.CDLL(None), 0
 class Value(ctypes.Union): _fields_ = [("i", ctypes.c_int), ("p", ctypes.c_void_p)]
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
 while n < 5000 and libc.sigqueue(os.getpid(), signal.SIGRTMIN, Value(i=1)) == 0: n += 1
-print("some" if n else "none", flush=True)
+if n or len(sys.argv) == 1: print("some" if n else "none", flush=True)
 if len(sys.argv) > 1: time.sleep(1000)
 `
 	for want, calls := range map[string]isolation.Calls{"some": {}, "none": {Attempts: true}} {
