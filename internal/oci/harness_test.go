@@ -37,6 +37,7 @@ import (
 
 // TestMain is also the unpacking process, and moves into a mount namespace of its own, as a server does.
 func TestMain(m *testing.M) {
+	testenv.WithoutCgo()
 	if len(os.Args) > 1 && os.Args[1] == worker.Verb {
 		if err := worker.Main(os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

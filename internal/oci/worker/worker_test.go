@@ -33,6 +33,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	testenv.WithoutCgo()
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case Verb:
