@@ -218,6 +218,9 @@ func (m *Manager) takeUp(b *box, r *recovery) {
 	up, paused, still := b.up, b.sb.State == Paused, b.sb.Applied.Runtime != ""
 	m.take(b)
 	r.asked(b)
+	b.mu.Lock()
+	m.armLifetimeLocked(b, m.cfg.Defaults.Start) // a guest that tells bit by bit must not live for ever by that
+	b.mu.Unlock()
 	m.background(func() {
 		ctx, cancel := context.WithCancel(m.ctx)
 		defer cancel()

@@ -433,14 +433,18 @@ func (i *idler) Dial(ctx context.Context) (net.Conn, error) {
 	return ours, nil
 }
 
+// idleLifetime is that of sandboxes whose guests idle.
+const idleLifetime = 2 * time.Hour
+
 // idling starts a server after another one had n sandboxes, each with a process, whose guests idle by now. Beside them is one whose
 // guest does not.
 func idling(t *testing.T, n int, d Defaults) (s *server, b *idlers, idle []string, good string) {
 	w := newWorld(t)
+	w.clock = newFakeClock()
 	s = w.serve()
 	b = &idlers{idle: map[string]bool{}, awake: make(chan struct{})}
 	for range n {
-		sb := s.create(alice, Spec{})
+		sb := s.create(alice, Spec{Lifetime: idleLifetime})
 		s.start(sb.ID, ProcessSpec{ID: "job", Argv: []string{"sh", "-c", "echo before; cat"}, Stdin: true})
 		idle, b.idle[sb.ID] = append(idle, sb.ID), true
 	}
@@ -496,7 +500,8 @@ func TestIdleGuestsDoNotHoldAStart(t *testing.T) {
 	checkNoOrphans(t, s)
 }
 
-// One that never tells is given up, with its processes; one that is deleted meanwhile is gone at once.
+// One that never tells is given up, with its processes; one that is deleted meanwhile is gone at once, and one whose lifetime
+// runs out, too.
 func TestIdleGuestsAfterAStart(t *testing.T) {
 	for name, tt := range map[string]struct {
 		limits Defaults
@@ -510,6 +515,9 @@ func TestIdleGuestsAfterAStart(t *testing.T) {
 				t.Error(err)
 			}
 		}, EndDeleted, EndSandboxStopped},
+		"too old": {Defaults{Connect: 3 * time.Second, Start: time.Hour}, func(s *server, _ string) {
+			s.w.clock.(*fakeClock).advance(idleLifetime)
+		}, EndLifetime, EndSandboxStopped},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _, idle, _ := idling(t, 1, tt.limits)

@@ -23,12 +23,17 @@ import (
 // armLocked sets the timers anew. Preconditions: the state is Running or Paused.
 func (m *Manager) armLocked(b *box) {
 	b.stopTimersLocked()
-	now := m.clock.Now()
-	if !b.sb.ExpiresAt.IsZero() {
-		b.lifetime = m.clock.AfterFunc(max(b.sb.ExpiresAt.Sub(wall(now)), 0), func() { m.lifetimeFired(b) })
-	}
+	m.armLifetimeLocked(b, 0)
 	if b.sb.Spec.Idle > 0 && b.sb.State == Running {
-		b.idle = m.clock.AfterFunc(b.idleLeftLocked(now), func() { m.idleFired(b) })
+		b.idle = m.clock.AfterFunc(b.idleLeftLocked(m.clock.Now()), func() { m.idleFired(b) })
+	}
+}
+
+// armLifetimeLocked sets the timer of the lifetime, which fires after least at the soonest. Preconditions: there is none yet.
+func (m *Manager) armLifetimeLocked(b *box, least time.Duration) {
+	if !b.sb.ExpiresAt.IsZero() {
+		left := b.sb.ExpiresAt.Sub(wall(m.clock.Now()))
+		b.lifetime = m.clock.AfterFunc(max(left, least), func() { m.lifetimeFired(b) })
 	}
 }
 
