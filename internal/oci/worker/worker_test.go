@@ -346,10 +346,8 @@ func run(t *testing.T, verb string) map[string]bool {
 		t.Fatal(err)
 	}
 	var worked map[string]bool
-	if err := json.NewDecoder(in).Decode(&worked); err != nil {
-		t.Errorf("%v: %s", err, said)
-	}
-	if err := cmd.Wait(); err != nil {
+	err = json.NewDecoder(in).Decode(&worked)
+	if err := errors.Join(err, cmd.Wait()); err != nil { // after which nobody writes what it said
 		t.Errorf("%v: %s", err, said)
 	}
 	return worked
