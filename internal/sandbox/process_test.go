@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"casemate.dev/internal/errs"
+	"casemate.dev/internal/guestwire"
 	"casemate.dev/internal/isolation/fake"
 	"casemate.dev/internal/journal"
 	"casemate.dev/internal/testenv"
@@ -473,6 +474,21 @@ func BenchmarkCreateAndDelete(b *testing.B) {
 		sb := s.create(alice, Spec{})
 		if _, err := s.Delete(b.Context(), alice, sb.ID); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestStartedAt: a guest that answers late tells when a process started, and can't tell what can't be.
+func TestStartedAt(t *testing.T) {
+	asked := time.Unix(100, 0).UTC()
+	now := asked.Add(20 * time.Millisecond)
+	for said, want := range map[time.Time]time.Time{
+		asked.Add(time.Millisecond): asked.Add(time.Millisecond),
+		asked.Add(-time.Hour):       asked,
+		now.Add(time.Hour):          now,
+	} {
+		if got := startedAt(guestwire.ProcessInfo{Started: said.UnixNano()}, asked, now); got != want {
+			t.Errorf("said %v: %v, not %v", said, got, want)
 		}
 	}
 }

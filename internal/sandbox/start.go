@@ -269,6 +269,19 @@ func recordable(argv []string) (out []string, short bool) {
 	return argv, false
 }
 
+// startedAt is when a process started, as the guest says, which may answer for a short one when that has ended: not before it was
+// asked for, and not after now.
+func startedAt(info guestwire.ProcessInfo, asked, now time.Time) time.Time {
+	at := time.Unix(0, info.Started).UTC()
+	switch {
+	case at.After(now):
+		return now
+	case at.Before(asked):
+		return asked
+	}
+	return at
+}
+
 // began takes note of a process that the guest has started, and records it without waiting. Only
 // what comes with it is waited for: an idempotency key must be found by whoever asks next. Where the
 // sandbox ended meanwhile, and that the process did not start is recorded, it returns that as an error.
@@ -284,7 +297,7 @@ func (m *Manager) began(pr *proc, s ProcessSpec, scope isolation.Scope, info gue
 	}
 	pr.scope = scope
 	pr.info.PID, pr.info.Dir, pr.info.User = info.PID, cut(info.Dir), cut(info.User)
-	pr.info.StartedAt = wall(m.clock.Now())
+	pr.info.StartedAt = startedAt(info, pr.asked, wall(m.clock.Now()))
 	out := pr.info
 	b.mu.Unlock()
 	waits := len(with) > 0
