@@ -148,8 +148,7 @@ func TestManyIdle(t *testing.T) {
 	}
 	used := (memory() - before) / n
 	t.Logf("%d bytes of heap and stack each, %d threads more in all", used, len(tasks(t))-threads)
-	// From 170 to 480 KB were seen, by what each one's buffers hold of its kernel's first packets.
-	if used > 640<<10 {
+	if used > 300<<10 {
 		t.Errorf("a sandbox costs %d bytes", used)
 	}
 	if more := len(tasks(t)) - threads; more > 20 {

@@ -54,14 +54,7 @@ func observed(t *testing.T, b isolation.Backend, c isolation.Calls) *box {
 	t.Helper()
 	spec := conformance.Spec(t, isolation.Locked)
 	spec.Calls = c
-	inst, err := b.Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x := newBox(t, inst)
-	if err := x.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
-		t.Fatal(err)
-	}
+	x := started(t, b, spec)
 	return x
 }
 
@@ -151,14 +144,7 @@ func TestRestoredIsObserved(t *testing.T) {
 	var s conformance.Seen
 	s.Follow(t, h.keeper, "")
 	spec := conformance.Spec(t, isolation.Standard)
-	inst, err := b.Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := newBox(t, inst)
-	if err := first.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
-		t.Fatal(err)
-	}
+	first := started(t, b, spec)
 	first.start("tries", "python3", "-u", "-c", fmt.Sprintf(`import ctypes, time
 l = ctypes.CDLL(None)
 print("up")
@@ -167,7 +153,7 @@ while True:
     time.sleep(0.1)`, unix.SYS_BPF))
 	first.until("tries", "up\n")
 	dir := t.TempDir()
-	if _, err := inst.Checkpoint(t.Context(), dir); err != nil {
+	if _, err := first.inst.Checkpoint(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	for _, calls := range []isolation.Calls{{Attempts: true, Exec: true}, {}} {

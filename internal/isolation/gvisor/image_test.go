@@ -50,6 +50,20 @@ func newBox(t *testing.T, inst isolation.Instance) *box {
 	return &box{t, inst, guestwire.NewClient(inst.Dial)}
 }
 
+// started starts a sandbox that is somebody's.
+func started(t *testing.T, b isolation.Backend, spec isolation.Spec) *box {
+	t.Helper()
+	inst, err := b.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := newBox(t, inst)
+	if err := x.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
 func (b *box) start(processID string, argv ...string) {
 	b.t.Helper()
 	if _, err := b.guest.Start(b.t.Context(), guestwire.StartProcess{ID: processID, Argv: argv}, nil); err != nil {
@@ -430,18 +444,11 @@ func TestLinksPlantedUnderAnImage(t *testing.T) {
 func TestImageInMemoryIsNotTheSandboxs(t *testing.T) {
 	h := newHost(t)
 	spec := conformance.Spec(t, isolation.Locked)
-	inst, err := h.backend().Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := newBox(t, inst)
-	if err := b.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
-		t.Fatal(err)
-	}
+	b := started(t, h.backend(), spec)
 	const held = 48 << 20
 	b.start("holder", "python3", "-u", "-c", fmt.Sprintf("import os, time\nb = os.urandom(%d)\nprint('here\\n')\ntime.sleep(1000)", held))
 	b.lines("holder", 0, 1)
-	before, err := inst.Usage(t.Context())
+	before, err := b.inst.Usage(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,17 +457,17 @@ func TestImageInMemoryIsNotTheSandboxs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	if _, err := inst.Checkpoint(t.Context(), dir); err != nil {
+	if _, err := b.inst.Checkpoint(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := inst.Thaw(t.Context()); err != nil {
+	if err := b.inst.Thaw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(filepath.Join(dir, "pages.img"))
 	if err != nil || info.Size() < held {
 		t.Fatalf("the image holds %v, %v", info, err)
 	}
-	after, err := inst.Usage(t.Context())
+	after, err := b.inst.Usage(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

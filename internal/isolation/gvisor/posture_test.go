@@ -107,18 +107,11 @@ func TestStartWhereKVMIsOpen(t *testing.T) {
 	}
 	b := h.on(testenv.Runsc(t), dev)
 	spec := conformance.Spec(t, isolation.Locked)
-	inst, err := b.Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x := newBox(t, inst)
-	if err := x.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
-		t.Fatal(err)
-	}
+	x := started(t, b, spec)
 	if said := x.run("echo", "on"); said != "on" {
 		t.Errorf("it says %q", said)
 	}
-	_, name, _ := strings.Cut(inst.Applied().Runtime, ", ")
+	_, name, _ := strings.Cut(x.inst.Applied().Runtime, ", ")
 	c := b.Capabilities(t.Context())[0]
 	_, shown, _ := strings.Cut(c.Detail, ", platform ")
 	if name == "" || shown != name && !strings.HasPrefix(shown, name+" (") || strings.Contains(shown, "(") != (name == gvisor.Systrap) {
@@ -241,14 +234,7 @@ func TestSetuid(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		inst, err := b.Start(t.Context(), spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		box := newBox(t, inst)
-		if err := box.guest.Claim(t.Context(), guestwire.Claim{Sandbox: spec.ID, Hostname: "box"}); err != nil {
-			t.Fatal(err)
-		}
+		box := started(t, b, spec)
 		if got := box.run("/become", "-u"); got != want {
 			t.Errorf("%s: a program of root's with the setuid bit runs as %q, want %s", profile, got, want)
 		}
